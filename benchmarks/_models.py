@@ -120,4 +120,4 @@ def place(model: AlphaSTomics, query: AnnData, method: str, *, seed: int) -> NDA
 def sample(model: AlphaSTomics, query: AnnData, *, seed: int, **arguments: Any) -> NDArray[np.float64]:
     """Positions by ``model.sample`` with its arguments, in the order of the query's rows; the first of several draws."""
     tissue = model.sample(query.copy(), mode="expr_to_pos", random_state=seed, **arguments)
-    return tissue.obsm["spatial"][: query.n_obs]
+    return tissue.obsm["spatial_reconstructed"][: query.n_obs]

@@ -56,8 +56,8 @@ def sample(folder: Path, _: argparse.Namespace) -> dict[str, Any]:
     model = asx.model.AlphaSTomics.load(folder / "model", adata=False)
     adata = ad.read_h5ad(min((folder / "raw").glob("*.h5ad")))[:CONTEXT].copy()
     placed = model.sample(adata)
-    key = model.schema.position_key
-    return {"cells": placed.n_obs, "finite": bool(np.isfinite(placed.obsm[key]).all())}
+    finite = np.isfinite(placed.obsm["spatial_reconstructed"])
+    return {"cells": placed.n_obs, "finite": bool(finite.all())}
 
 
 def measure(part: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:

@@ -11,7 +11,7 @@ conditional mean m (``reduce="mean"``), after a rigid motion of the truth onto m
 - ``spread_over_error``: root mean square of d - m over that of x - m;
 - ``coverage``: share of the cells with :math:`\lVert x - m \rVert` at most the 16th smallest of 19
   :math:`\lVert d - m \rVert`, .8 for a calibrated model;
-- ``spearman``: rank correlation over cells of the error with the median length of d - m, to which ``obs["position_uncertainty"]`` is
+- ``spearman``: rank correlation over cells of the error with the median length of d - m, to which ``obs["spatial_reconstructed_uncertainty"]`` is
   proportional; ``spearman, rms``: with the root mean square length;
 - ``energy``: energy score (Gneiting & Raftery 2007), :math:`\mathbb E \lVert d - x \rVert - \tfrac12 \mathbb E \lVert d - d' \rVert`,
   mean over cells, smaller is better.
@@ -125,7 +125,7 @@ def sample(model: AlphaSTomics, fold: Fold, seed: int) -> dict[str, tuple[Array,
         start = time.perf_counter()
         cells = model.sample(fold.query.copy(), mode="expr_to_pos", random_state=seed, **arguments)
         seconds = time.perf_counter() - start
-        positions = np.asarray(cells.obsm["spatial"]).reshape(-1, *fold.truth.shape)
+        positions = np.asarray(cells.obsm["spatial_reconstructed"]).reshape(-1, *fold.truth.shape)
         placed = np.stack([fold.in_source_order(each) for each in positions])
         found[method] = (placed if method == "draws" else placed[0], seconds)
     return found

@@ -63,7 +63,7 @@ def place(method: str, train: AnnData, query: AnnData, *, frame: str, steps: int
         enable_progress_bar=False,
         **TRAINING,
     )
-    return model.sample(query, mode="expr_to_pos", random_state=seed).obsm["spatial"]
+    return model.sample(query, mode="expr_to_pos", random_state=seed).obsm["spatial_reconstructed"]
 
 
 def score(truth: AnnData, predicted: NDArray[np.float64]) -> dict[str, float]:

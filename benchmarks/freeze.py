@@ -113,12 +113,16 @@ def samples(model: AlphaSTomics, cells: AnnData) -> Iterator[tuple[str, str]]:
             continue
         for name, more in {mode: {}, f"{mode}_mean": {"n_samples": 2, "reduce": "mean"}}.items():
             result = model.sample(cells.copy(), **arguments, **more)
-            arrays = [result.obsm["spatial"], result.X, *(result.layers[key] for key in sorted(result.layers))]
+            positions = result.obsm["spatial_reconstructed" if mode == "expr_to_pos" else "spatial"]
+            arrays = [positions, result.X, *(result.layers[key] for key in sorted(result.layers))]
             yield name, digest(*arrays)
         known = cells.copy()
         known.obsm["spatial"] = np.where(np.arange(known.n_obs)[:, None] % 3 > 0, known.obsm["spatial"], np.nan)
         if mode == "expr_to_pos":
-            yield f"{mode}_inpaint", digest(model.sample(known, inpaint=True, **arguments).obsm["spatial"])
+            yield (
+                f"{mode}_inpaint",
+                digest(model.sample(known, inpaint=True, **arguments).obsm["spatial_reconstructed"]),
+            )
 
 
 def saved(model: AlphaSTomics) -> Iterator[tuple[str, str]]:

@@ -149,7 +149,7 @@ def sampling(options: argparse.Namespace) -> dict[str, Any]:
     start = time.perf_counter()
     placed = model.sample(query, mode="expr_to_pos", inpaint=True, random_state=0)
     seconds = time.perf_counter() - start
-    assert np.isfinite(placed.obsm["spatial"]).all()
+    assert np.isfinite(placed.obsm["spatial_reconstructed"]).all()
     return {"seconds": seconds, "process": peak_bytes(), "n_cells": query.n_obs}
 
 

@@ -110,7 +110,7 @@ def measure(path: Path, n_steps: int) -> dict[str, Any]:
     with stages.measure("adaptation"):
         model.adapt(query)
     with stages.measure("placement"):
-        query.obsm["spatial_reconstructed"] = model.sample(query).obsm["spatial"]
+        query.obsm["spatial_reconstructed"] = model.sample(query).obsm["spatial_reconstructed"]
     with stages.measure("evaluation"):
         evaluate(query)
     found = {"processor": stages.processor, "seconds": stages.seconds, "peak": stages.peak}

@@ -3,7 +3,7 @@ r"""Predicted uncertainty compared with the error on a held-out slice.
 The results of ``model.sample`` are scored: a prediction and its standard deviation s for every cell.
 
 **Position.** The held-out slice is placed from its expression alone by 8 draws, with ``reduce="mean"`` and with
-``reduce="medoid"``; s is ``obs["position_uncertainty"]``, the root mean square distance of the draws from the prediction. The prediction is aligned to the truth by the transform of
+``reduce="medoid"``; s is ``obs["spatial_reconstructed_uncertainty"]``, the root mean square distance of the draws from the prediction. The prediction is aligned to the truth by the transform of
 ``aligned_rmsd`` in ``_placement.py`` (rotation, reflection, shift and scale, which expression does not contain), and s is scaled with it;
 the error e is the remaining distance, in the units of the truth.
 
@@ -90,8 +90,8 @@ def score(error: Array, s: Array, *, n_dims: int = 1) -> dict[str, float]:
 def place(model: AlphaSTomics, fold: Fold, row: str, *, seed: int) -> tuple[Array, Array]:
     """Positions (N, D) of the held-out slice and their standard deviations (N,), in the order of the truth."""
     placed = model.sample(fold.query.copy(), mode="expr_to_pos", random_state=seed, **POSITION_ROWS[row])
-    uncertainty = placed.obs["position_uncertainty"].to_numpy()
-    return fold.in_source_order(placed.obsm["spatial"]), fold.in_source_order(uncertainty)
+    uncertainty = placed.obs["spatial_reconstructed_uncertainty"].to_numpy()
+    return fold.in_source_order(placed.obsm["spatial_reconstructed"]), fold.in_source_order(uncertainty)
 
 
 def predict_expression(model: AlphaSTomics, task: Task, row: str, *, seed: int) -> tuple[Array, Array, Array]:

@@ -156,7 +156,7 @@ def positions_of() -> Callable[[AnnData], bytes]:
     """The positions of a sampled AnnData as bytes, after looking that they are positions at all."""
 
     def read(adata: AnnData) -> bytes:
-        positions = adata.obsm["spatial"]
+        positions = adata.obsm["spatial_reconstructed"]
         assert positions.dtype == np.float64
         assert np.isfinite(positions).all()
         assert (positions.std(axis=0) > 1).all()

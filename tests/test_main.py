@@ -166,9 +166,9 @@ def test_sample_matches_the_model(folder, query, tmp_path, monkeypatch):
     model = AlphaSTomics.load(folder / "run/checkpoints/model", adata=False, accelerator="cpu")
     placed = sampled(query, tmp_path / "new" / "out.h5ad", "--seed", "5", "--refine")
     expected = model.sample(cells, refine=True, random_state=5)
-    np.testing.assert_array_equal(placed.obsm["spatial"], expected.obsm["spatial"])
+    np.testing.assert_array_equal(placed.obsm["spatial_reconstructed"], expected.obsm["spatial_reconstructed"])
     unrefined = model.sample(cells, refine=False, random_state=5)
-    assert not np.array_equal(placed.obsm["spatial"], unrefined.obsm["spatial"])
+    assert not np.array_equal(placed.obsm["spatial_reconstructed"], unrefined.obsm["spatial_reconstructed"])
     assert list(placed.obs_names) == list(cells.obs_names)
     assert files_in(tmp_path) == ["new/out.h5ad"]
 
@@ -205,7 +205,7 @@ def test_sample_reads_positions_only_to_inpaint(folder, query, tmp_path):
     cells.write_h5ad(tmp_path / "partly.h5ad")
     partly = [*query[:3], str(tmp_path / "partly.h5ad"), *query[4:]]
     free, blind, observed = (
-        sampled(tokens, tmp_path / "out.h5ad", *more).obsm["spatial"]
+        sampled(tokens, tmp_path / "out.h5ad", *more).obsm["spatial_reconstructed"]
         for tokens, more in ((query, []), (partly, []), (partly, ["--inpaint"]))
     )
     np.testing.assert_array_equal(free, blind)
@@ -218,9 +218,9 @@ def test_sample_draws_and_reduces(query, tmp_path):
     medoid = sampled(query, tmp_path / "b.h5ad", "--n-samples", "2", "--reduce", "medoid")
     assert list(every.obs["draw"].unique()) == [0, 1]
     assert every.n_obs == 2 * medoid.n_obs
-    draws = every.obsm["spatial"].reshape(2, medoid.n_obs, 2)
-    assert any(np.array_equal(draw, medoid.obsm["spatial"]) for draw in draws)
-    assert (medoid.obs["position_uncertainty"] > 0).all()
+    draws = every.obsm["spatial_reconstructed"].reshape(2, medoid.n_obs, 2)
+    assert any(np.array_equal(draw, medoid.obsm["spatial_reconstructed"]) for draw in draws)
+    assert (medoid.obs["spatial_reconstructed_uncertainty"] > 0).all()
 
 
 def test_test_prints_and_writes_the_scores_of_evaluate(folder, query, tmp_path, capsys, monkeypatch):

@@ -82,7 +82,7 @@ def test_forms_of_reconstruct(folder, expected, form):
 
 
 def test_sample(folder, model, expected):
-    np.testing.assert_array_equal(model.sample(read(folder, "query")).obsm["spatial"], expected[0])
+    np.testing.assert_array_equal(model.sample(read(folder, "query")).obsm["spatial_reconstructed"], expected[0])
 
 
 def test_several_samples(folder, model, expected):
@@ -95,7 +95,7 @@ def test_several_samples(folder, model, expected):
 def test_commands_that_place_cells(folder, run, expected, command):
     output = f"{command[0]}_placed.h5ad"
     assert run(*command, "--output", output) == 0
-    position = ad.read_h5ad(folder / output).obsm[KEY if command[0] == "reconstruct" else "spatial"]
+    position = ad.read_h5ad(folder / output).obsm[KEY]
     np.testing.assert_allclose(position, expected[0], rtol=1e-6)
 
 

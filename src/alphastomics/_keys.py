@@ -35,12 +35,6 @@ LIBRARY_SIZE = "library_size"
 SD = "sd"
 """``layers``: standard deviation of expression over the draws."""
 
-POSITION_UNCERTAINTY = "position_uncertainty"
-"""``obs`` of a sampled AnnData: scaled median distance of aligned draws from the returned position."""
-
-POSITION_CONFIDENCE = "position_confidence"
-"""``obs`` of a sampled AnnData: share of cells like those of the reference that match it no better than this cell."""
-
 POSITION_SCORES = "position_scores"
 """``uns``: scores of predicted positions, one row per slice."""
 

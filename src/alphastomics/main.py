@@ -277,7 +277,8 @@ def sample(
         if output.suffix == PARQUET:
             use_layer_as_x(cells, model.schema)
         tissue = sample_cells(model, cells, **vars(options))
-    write_tissue(tissue, output, model.schema)
+    position_key = options.key_added if options.mode == "expr_to_pos" else model.schema.position_key
+    write_tissue(tissue, output, model.schema, position_key)
     logger.info("%d cells are in %s.", tissue.n_obs, output)
 
 

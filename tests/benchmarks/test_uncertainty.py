@@ -84,8 +84,8 @@ def test_scores_are_of_the_output_of_the_package(make_tissue):
     for reduce in ("mean", "medoid"):
         predicted, s = uncertainty.place(model, fold, f"position, {reduce}", seed=3)
         placed = model.sample(fold.query.copy(), n_samples=8, reduce=reduce, random_state=3)
-        np.testing.assert_allclose(predicted[fold.order], placed.obsm["spatial"])
-        np.testing.assert_allclose(s[fold.order], placed.obs["position_uncertainty"])
+        np.testing.assert_allclose(predicted[fold.order], placed.obsm["spatial_reconstructed"])
+        np.testing.assert_allclose(s[fold.order], placed.obs["spatial_reconstructed_uncertainty"])
         assert (s > 0).all()
     task = pos_to_expr.make_task(reference, held_out, seed=0)
     scored = np.setdiff1d(np.arange(held_out.n_obs), task.known)

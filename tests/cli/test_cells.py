@@ -108,8 +108,8 @@ def given(request, folder, cells, tmp_path):
 def test_the_same_cells_have_the_same_places(given, folder, model_flags, model, cells, tmp_path):
     assert run("sample", *model_flags, *given, "--output", tmp_path / "out.h5ad") == 0
     placed = ad.read_h5ad(tmp_path / "out.h5ad")
-    expected = model.sample(cells, mode="expr_to_pos").obsm["spatial"]
-    np.testing.assert_array_equal(placed.obsm["spatial"], expected)
+    expected = model.sample(cells, mode="expr_to_pos").obsm["spatial_reconstructed"]
+    np.testing.assert_array_equal(placed.obsm["spatial_reconstructed"], expected)
     np.testing.assert_array_equal(placed.X.toarray(), cells.X.toarray())
 
 
@@ -277,9 +277,9 @@ def test_a_slice_is_placed_by_the_genes_that_it_measures(uneven, tissue, model_f
     for name in ("slice_0", "slice_1"):
         part = alone(tissue, name, uneven)
         expected = model.sample(part, mode="expr_to_pos", n_samples=2)
-        assert placed.uns["alphastomics"] == expected.uns["alphastomics"]
+        assert placed.uns["spatial_reconstructed"] == expected.uns["spatial_reconstructed"]
         found = placed[expected.obs_names]
-        np.testing.assert_array_equal(found.obsm["spatial"], expected.obsm["spatial"])
+        np.testing.assert_array_equal(found.obsm["spatial_reconstructed"], expected.obsm["spatial_reconstructed"])
         np.testing.assert_array_equal(found[:, expected.var_names].X.toarray(), expected.X.toarray())
     assert placed.varm["measured_in"]["slice_1"].tolist() == [False] * PANEL + [True] * (20 - PANEL)
 
@@ -338,10 +338,11 @@ def test_parquet_and_h5ad_hold_the_same_cells(folder, model_flags, tokens, tmp_p
     assert sorted(found.obs_names) == sorted(expected.obs_names)
     expected = expected[found.obs_names]
     np.testing.assert_array_equal(found.X.toarray(), expected.X.toarray())
-    np.testing.assert_array_equal(found.obsm["spatial"], expected.obsm["spatial"])
+    key = "spatial" if "pos_to_expr" in tokens else "spatial_reconstructed"
+    np.testing.assert_array_equal(found.obsm["spatial"], expected.obsm[key])
     columns = pq.read_table(tmp_path / "out.parquet").to_pandas()
     assert {"cell_id", "slice_id", "library_size", "position"} <= set(columns)
-    for key in ("draw", "position_uncertainty", "library_size"):
+    for key in ("draw", "spatial_reconstructed_uncertainty", "library_size"):
         if key in expected.obs:
             np.testing.assert_array_equal(columns[key], expected.obs[key])
     if "sd" in expected.layers:

@@ -49,7 +49,9 @@ def test_cell_types_place_cells_whose_expression_is_noise(uninformative, make_mo
     bare = query.copy()
     del bare.obs["cell_type"]
     true = query.obsm["spatial"]
-    with_types, without = (distance_spearman(true, model.sample(each).obsm["spatial"]) for each in (query, bare))
+    with_types, without = (
+        distance_spearman(true, model.sample(each).obsm["spatial_reconstructed"]) for each in (query, bare)
+    )
     assert with_types > 0.5
     assert without < 0.3
 

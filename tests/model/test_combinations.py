@@ -231,7 +231,7 @@ def sampled(model: AlphaSTomics, cells: AnnData, mode: str) -> bytes:
             del query.obsm["spatial"]
         steps = {} if mode == "expr_to_pos" else {"n_steps": 2}
         result = model.sample(query, mode=mode, **steps)
-        values = [result.obsm["spatial"] if mode == "expr_to_pos" else result.X.toarray()]
+        values = [result.obsm["spatial_reconstructed"] if mode == "expr_to_pos" else result.X.toarray()]
     assert all(np.isfinite(value).all() for value in values)
     return b"".join(value.tobytes() for value in values)
 

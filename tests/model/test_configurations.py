@@ -74,7 +74,8 @@ def test_every_direction_is_sampled(configured, reference, mode):
     steps = {} if mode == "expr_to_pos" else {"n_steps": 3}
     tissue = configured.sample(mode=mode, **steps, **query)
     assert tissue.shape == cells.shape
-    assert tissue.obsm["spatial"].shape == (len(cells), 2)
-    for value in (tissue.X.toarray(), tissue.obsm["spatial"]):
+    position = tissue.obsm["spatial_reconstructed" if mode == "expr_to_pos" else "spatial"]
+    assert position.shape == (len(cells), 2)
+    for value in (tissue.X.toarray(), position):
         assert np.isfinite(value).all()
         assert (value.std(axis=0) > 0).any()

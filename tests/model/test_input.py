@@ -198,7 +198,7 @@ def test_duplicate_names_and_positions_are_accepted(reference, make_model, train
     model = train_briefly(make_model(adata), context_size=30, context_kind=kind, limit_train_batches=3)
     for arguments in ({}, {"n_samples": 2}, {"n_samples": 2, "reduce": "mean"}, {"inpaint": True}):
         result = model.sample(adata, **arguments)
-        assert np.isfinite(result.obsm["spatial"]).all()
+        assert np.isfinite(result.obsm["spatial_reconstructed"]).all()
     model.save(tmp_path / "m", save_anndata=True)
     assert AlphaSTomics.load(tmp_path / "m").adata.n_obs == 120
 
@@ -207,7 +207,7 @@ def test_values_that_are_no_counts_are_taken_as_they_are(reference, make_model, 
     reference.X = sp.csr_matrix(np.random.default_rng(0).normal(size=reference.shape).astype(np.float32))
     model = train_briefly(make_model(reference[:300].copy()))
     assert model.schema.transform == "none"
-    assert np.isfinite(model.sample().obsm["spatial"]).all()
+    assert np.isfinite(model.sample().obsm["spatial_reconstructed"]).all()
 
 
 @pytest.mark.filterwarnings("ignore:Trying to modify attribute")

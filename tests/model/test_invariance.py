@@ -80,11 +80,11 @@ def test_other_genes_are_ignored(trained, reference, positions_of):
 
 
 def test_missing_genes_are_reported_and_cost_little(trained, reference):
-    whole = trained.sample(reference).obsm["spatial"]
+    whole = trained.sample(reference).obsm["spatial_reconstructed"]
     missing = list(reference.var_names[[3, 41]])
     fewer = reference[:, [name not in missing for name in reference.var_names]].copy()
     with pytest.warns(UserWarning, match=rf"2 of 60 genes.*'{missing[0]}', '{missing[1]}'"):
-        part = trained.sample(fewer).obsm["spatial"]
+        part = trained.sample(fewer).obsm["spatial_reconstructed"]
     cells = (reference.obs["slice_id"] == "slice_1").to_numpy()
     assert distance_spearman(whole[cells], part[cells]) > 0.8
     assert part.tobytes() != whole.tobytes()
@@ -92,7 +92,7 @@ def test_missing_genes_are_reported_and_cost_little(trained, reference):
 
 def test_half_of_the_genes_is_enough_and_fewer_are_not(trained, reference):
     with pytest.warns(UserWarning, match="30 of 60 genes"):
-        assert np.isfinite(trained.sample(reference[:, :30].copy()).obsm["spatial"]).all()
+        assert np.isfinite(trained.sample(reference[:, :30].copy()).obsm["spatial_reconstructed"]).all()
     with pytest.raises(ValueError, match="31 of 60 genes"):
         trained.sample(reference[:, :29].copy())
 
@@ -117,16 +117,18 @@ def test_permuted_rows_permute_the_result(trained, reference, arguments):
     permuted, order = reorder(reference)
     expected = trained.sample(reference, **arguments)
     result = trained.sample(permuted, **arguments)
-    assert result.obsm["spatial"].tobytes() == expected.obsm["spatial"][order].tobytes()
+    assert result.obsm["spatial_reconstructed"].tobytes() == expected.obsm["spatial_reconstructed"][order].tobytes()
     if "reduce" in arguments:
-        assert result.obs["position_uncertainty"].equals(expected.obs["position_uncertainty"].iloc[order])
+        assert result.obs["spatial_reconstructed_uncertainty"].equals(
+            expected.obs["spatial_reconstructed_uncertainty"].iloc[order]
+        )
 
 
 def test_permuted_rows_permute_every_draw(trained, reference):
     permuted, order = reorder(reference)
     n = reference.n_obs
-    expected = trained.sample(reference, n_samples=2).obsm["spatial"]
-    result = trained.sample(permuted, n_samples=2).obsm["spatial"]
+    expected = trained.sample(reference, n_samples=2).obsm["spatial_reconstructed"]
+    result = trained.sample(permuted, n_samples=2).obsm["spatial_reconstructed"]
     assert result.tobytes() == np.concatenate([expected[:n][order], expected[n:][order]]).tobytes()
 
 
@@ -134,8 +136,8 @@ def test_cells_of_equal_expression_change_places_at_most(trained, reference):
     one = reference[reference.obs["slice_id"] == "slice_0"].copy()
     twins = ad.concat([one, one[:20]], index_unique="-", merge="same")
     permuted, order = reorder(twins)
-    a = trained.sample(twins).obsm["spatial"][order]
-    b = trained.sample(permuted).obsm["spatial"]
+    a = trained.sample(twins).obsm["spatial_reconstructed"][order]
+    b = trained.sample(permuted).obsm["spatial_reconstructed"]
     single = order[(order >= 20) & (order < 300)]
     at = np.flatnonzero(np.isin(order, single))
     assert a[at].tobytes() == b[at].tobytes()
@@ -148,7 +150,7 @@ def test_a_slice_is_placed_the_same_alone_or_beside_others(trained, reference):
     for name in ("slice_0", "slice_2"):
         cells = (reference.obs["slice_id"] == name).to_numpy()
         alone = trained.sample(reference[cells].copy(), **arguments)
-        assert alone.obsm["spatial"].tobytes() == together.obsm["spatial"][cells].tobytes()
+        assert alone.obsm["spatial_reconstructed"].tobytes() == together.obsm["spatial_reconstructed"][cells].tobytes()
 
 
 def test_indices(trained, reference):
@@ -156,9 +158,9 @@ def test_indices(trained, reference):
     expected = trained.sample(reference[rows].copy())
     result = trained.sample(reference, indices=rows)
     assert result.obs_names.tolist() == reference.obs_names[rows].tolist()
-    assert result.obsm["spatial"].tobytes() == expected.obsm["spatial"].tobytes()
+    assert result.obsm["spatial_reconstructed"].tobytes() == expected.obsm["spatial_reconstructed"].tobytes()
     in_reference = trained.sample(indices=list(rows))
-    assert in_reference.obsm["spatial"].tobytes() == expected.obsm["spatial"].tobytes()
+    assert in_reference.obsm["spatial_reconstructed"].tobytes() == expected.obsm["spatial_reconstructed"].tobytes()
 
 
 # -- storage -----------------------------------------------------------------------------------------------------------

@@ -84,8 +84,8 @@ def blocks_of(trained, adata, max_context):
 
 def test_fused_mean_is_near_the_whole(trained, one_set):
     mean = {"n_samples": 2, "reduce": "mean", "refine": False}
-    whole = trained.sample(one_set, **mean).obsm["spatial"]
-    fused = trained.sample(one_set, batch_size=300, **mean).obsm["spatial"]
+    whole = trained.sample(one_set, **mean).obsm["spatial_reconstructed"]
+    fused = trained.sample(one_set, batch_size=300, **mean).obsm["spatial_reconstructed"]
     assert fused.tobytes() != whole.tobytes()
     assert distance_spearman(whole, fused) > 0.95
     assert aligned_rmsd(whole, fused) < 0.2
@@ -101,9 +101,10 @@ def test_fused_mean_is_near_the_whole(trained, one_set):
 
 @pytest.mark.parametrize("n_samples", [1, 2])
 def test_fused_placements_and_draws_are_of_the_same_tissue(trained, one_set, n_samples):
-    mean = trained.sample(one_set, n_samples=2, reduce="mean", refine=False).obsm["spatial"]
+    mean = trained.sample(one_set, n_samples=2, reduce="mean", refine=False).obsm["spatial_reconstructed"]
     whole, fused = (
-        trained.sample(one_set, n_samples=n_samples, batch_size=size).obsm["spatial"][-900:] for size in (None, 300)
+        trained.sample(one_set, n_samples=n_samples, batch_size=size).obsm["spatial_reconstructed"][-900:]
+        for size in (None, 300)
     )
     assert distance_spearman(mean, fused) > distance_spearman(mean, whole) - 0.1
     assert 0.8 < fused.std() / whole.std() < 1.25
@@ -111,8 +112,8 @@ def test_fused_placements_and_draws_are_of_the_same_tissue(trained, one_set, n_s
 
 def test_fused_result_depends_on_the_cells_not_on_their_order(trained, one_set):
     order = np.random.default_rng(0).permutation(900)
-    expected = trained.sample(one_set, batch_size=250).obsm["spatial"]
-    result = trained.sample(one_set[order].copy(), batch_size=250).obsm["spatial"]
+    expected = trained.sample(one_set, batch_size=250).obsm["spatial_reconstructed"]
+    result = trained.sample(one_set[order].copy(), batch_size=250).obsm["spatial_reconstructed"]
     assert result.tobytes() == expected[order].tobytes()
 
 
@@ -131,7 +132,7 @@ def test_batch_size_limits_attention(trained, one_set, monkeypatch):
         sizes.clear()
         result = trained.sample(few, batch_size=batch_size)
         assert max(sizes) <= (batch_size or 15)
-        assert np.isfinite(result.obsm["spatial"]).all()
+        assert np.isfinite(result.obsm["spatial_reconstructed"]).all()
 
 
 # -- a large sparse matrix ----------------------------------------------------------------------------------------------

@@ -206,7 +206,7 @@ def test_a_shared_frame_is_sampled_in_every_direction(reference, train_on):
     model = train_on(reference, mode="any", setup={"frame": "shared"}, max_epochs=2)
     assert np.isfinite(values(write(model, reference))).all()
     assert np.isfinite(model.sample(mode="joint", n_cells=30, n_steps=10).obsm["spatial"]).all()
-    assert np.isfinite(model.sample(reference).obsm["spatial"]).all()
+    assert np.isfinite(model.sample(reference).obsm["spatial_reconstructed"]).all()
 
 
 def test_a_slice_that_overlaps_with_the_first_keeps_its_place(everything, places):

@@ -64,7 +64,7 @@ def test_no_position_reaches_the_network_that_places_cells(inpaint, small, make_
     partial.obsm["spatial"][::2] = np.nan
     seen_positions.clear()
     result = model.sample(partial, inpaint=inpaint)
-    assert np.array_equal(result.obsm["spatial"][1::2], partial.obsm["spatial"][1::2]) == inpaint
+    assert np.array_equal(result.obsm["spatial_reconstructed"][1::2], partial.obsm["spatial"][1::2]) == inpaint
     assert seen_positions
     for position, known in seen_positions:
         assert not bool(known.any())
@@ -135,7 +135,7 @@ def test_the_order_reaches_the_network(kind, ordered, train_ordered):
 
     def sampled(cells: AnnData) -> np.ndarray:
         result = model.sample(cells, mode=mode, **steps)
-        return result.obsm["spatial"] if mode == "expr_to_pos" else result.X.toarray()
+        return result.obsm["spatial_reconstructed"] if mode == "expr_to_pos" else result.X.toarray()
 
     expected = sampled(ordered)
     later, other = ordered.copy(), ordered.copy()

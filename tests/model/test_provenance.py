@@ -121,7 +121,7 @@ def test_records_name_no_path_machine_or_user(small, make_model, train_briefly, 
         callbacks=[Interrupting()],
     )
     model.save(tmp_path / "m")
-    text = (tmp_path / "m/config.json").read_text() + repr(model.sample().uns["alphastomics"])
+    text = (tmp_path / "m/config.json").read_text() + repr(model.sample().uns["spatial_reconstructed"])
     for name in (str(tmp_path), "secret", str(Path.home()), platform.node()):
         assert name not in text
     assert f"/{getpass.getuser()}" not in text
@@ -139,7 +139,8 @@ def test_records_name_no_path_machine_or_user(small, make_model, train_briefly, 
 )
 def test_a_sample_has_its_provenance(model, arguments, tmp_path):
     sampled = model.sample(**arguments)
-    found = sampled.uns["alphastomics"]
+    key = "spatial_reconstructed" if arguments["mode"] == "expr_to_pos" else "alphastomics"
+    found = sampled.uns[key]
     asked = {name: value for name, value in arguments.items() if name != "indices"}
     assert found["params"].items() >= asked.items()
     assert found["params"].get("indices") == ("30 rows" if "indices" in arguments else None)
@@ -151,7 +152,7 @@ def test_a_sample_has_its_provenance(model, arguments, tmp_path):
     assert found["training"]["plan"]["lr_schedule"] == "linear"
     assert not set(found["training"]) & set(TIMES), "the same seed would not give the same file"
     sampled.write_h5ad(tmp_path / "x.h5ad")
-    assert ad.read_h5ad(tmp_path / "x.h5ad").uns["alphastomics"] == found
+    assert ad.read_h5ad(tmp_path / "x.h5ad").uns[key] == found
 
 
 def test_digest_of_the_weights(model, small, make_model, tmp_path):

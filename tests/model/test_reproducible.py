@@ -66,7 +66,7 @@ def state():
 def outputs(model, adata):
     """Bytes of all outputs of a model."""
     yield model.get_latent_representation(use_positions=True)
-    yield model.sample(n_samples=2, reduce="medoid", random_state=3).obsm["spatial"]
+    yield model.sample(n_samples=2, reduce="medoid", random_state=3).obsm["spatial_reconstructed"]
     yield model.sample(mode="pos_to_expr", n_steps=2, n_samples=2, reduce="mean", random_state=3).X.toarray()
     drawn = model.sample(mode="joint", n_steps=2, n_cells=30, random_state=3)
     yield drawn.X.toarray()

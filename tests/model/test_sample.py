@@ -8,19 +8,20 @@ import pytest
 import scipy.sparse as sp
 
 from alphastomics.metrics import distance_spearman
+from alphastomics.tl import evaluate
 
 
 def test_a_trained_model_places_cells_where_they_are(trained, reference):
     sampled = trained.sample(reference)
     for name in reference.obs["slice_id"].unique():
         cells = (reference.obs["slice_id"] == name).to_numpy()
-        score = distance_spearman(reference.obsm["spatial"][cells], sampled.obsm["spatial"][cells])
+        score = distance_spearman(reference.obsm["spatial"][cells], sampled.obsm["spatial_reconstructed"][cells])
         assert score > 0.35
 
 
 def test_result_has_the_units_and_the_frame_of_the_first_slice(trained, reference):
     first = reference[reference.obs["slice_id"] == "slice_0"].copy()
-    true, placed = first.obsm["spatial"], trained.sample(first).obsm["spatial"]
+    true, placed = first.obsm["spatial"], trained.sample(first).obsm["spatial_reconstructed"]
     assert np.linalg.norm(placed.mean(0) - true.mean(0)) < 1e-3 * true.std()
     assert 0.3 < placed.std() / true.std() < 1.2
     # The frame was turned onto this very slice, so that nothing is left to turn.
@@ -59,7 +60,7 @@ def test_cells_without_a_slice_are_a_set_of_their_own(trained, reference):
     last = (reference.obs["slice_id"] == "slice_2").to_numpy()
     reference.obs["slice_id"] = reference.obs["slice_id"].where(~last)
     result = trained.sample(reference)
-    assert result.obsm["spatial"].tobytes() == expected.obsm["spatial"].tobytes()
+    assert result.obsm["spatial_reconstructed"].tobytes() == expected.obsm["spatial_reconstructed"].tobytes()
     assert result.obs["slice_id"].isna().sum() == 300
 
 
@@ -77,8 +78,8 @@ def test_slices_of_any_name_and_type(trained, reference, positions_of, kind):
 
 def test_one_cell_is_placed(trained, reference):
     result = trained.sample(reference[:1].copy(), n_samples=2, reduce="mean")
-    assert result.obsm["spatial"].shape == (1, 2)
-    assert np.isfinite(result.obsm["spatial"]).all()
+    assert result.obsm["spatial_reconstructed"].shape == (1, 2)
+    assert np.isfinite(result.obsm["spatial_reconstructed"]).all()
 
 
 def test_a_query_without_cells_raises(trained, reference):
@@ -91,7 +92,7 @@ def test_a_query_without_cells_raises(trained, reference):
 def test_cells_without_counts_are_placed(trained, reference):
     reference.X = sp.vstack([sp.csr_matrix((5, 60), dtype=np.float32), reference.X[5:]], format="csr")
     with pytest.warns(UserWarning, match="5 of .* cells have no counts"):
-        assert np.isfinite(trained.sample(reference).obsm["spatial"]).all()
+        assert np.isfinite(trained.sample(reference).obsm["spatial_reconstructed"]).all()
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -125,3 +126,48 @@ def test_invalid_values_in_the_query_raise(trained, reference, value, message):
     reference.X.data[17] = value
     with pytest.raises(ValueError, match=message):
         trained.sample(reference)
+
+
+def test_a_result_is_the_query_with_positions(trained, reference):
+    query = reference[:200].copy()
+    query.layers["twice"] = 2 * query.X
+    query.obsm["X_pca"] = np.arange(400.0).reshape(200, 2)
+    query.uns["cell_type_colors"] = ["#000000", "#ffffff"]
+    before = query.copy()
+    result = trained.sample(query, n_samples=3, reduce="mean", key_added="placed")
+    assert query.obsm.keys() == before.obsm.keys()
+    for part in (query, result):
+        for name in before.obsm:
+            np.testing.assert_array_equal(part.obsm[name], before.obsm[name])
+        assert (part.layers["twice"] != before.layers["twice"]).nnz == 0
+    assert set(result.obsm) - set(before.obsm) == {"placed"}
+    assert [*result.obs] == [*before.obs, "placed_uncertainty", "placed_confidence"]
+    assert result.uns["cell_type_colors"] == before.uns["cell_type_colors"]
+    assert result.uns["placed"]["function"] == "sample"
+    assert evaluate(result, prediction="placed")["distance_spearman"].notna().all()
+    again = trained.sample(result, key_added="placed")
+    assert [*again.obs] == [*before.obs, "placed_confidence"]
+    draws = trained.sample(query, n_samples=2)
+    assert draws.uns.keys() == result.uns.keys() - {"placed"} | {"spatial_reconstructed"}
+    np.testing.assert_array_equal(draws.obsm["X_pca"], np.tile(query.obsm["X_pca"], (2, 1)))
+
+
+def test_known_positions_are_marked(trained, reference):
+    query = reference[:200].copy()
+    query.obsm["spatial"][:50] = np.nan
+    result = trained.sample(query, inpaint=True)
+    assert result.obs["spatial_reconstructed_placed"].tolist() == [True] * 50 + [False] * 150
+    assert "spatial_reconstructed_placed" not in trained.sample(query).obs
+
+
+def test_sampled_expression_is_beside_what_the_query_has(everything, reference):
+    places = reference[:100].copy()
+    places.obsm["X_pca"] = np.ones((100, 3))
+    colors = ["#000000"] * places.obs["cell_type"].nunique()
+    places.obs["cell_type"] = places.obs["cell_type"].cat.remove_unused_categories()
+    places.uns["cell_type_colors"] = colors
+    result = everything.sample(places, mode="pos_to_expr", n_steps=2)
+    assert result.obsm.keys() == places.obsm.keys()
+    assert list(result.uns["cell_type_colors"]) == colors
+    with pytest.raises(ValueError, match="key_added='placed' requires mode='expr_to_pos'"):
+        everything.sample(places, mode="pos_to_expr", key_added="placed")

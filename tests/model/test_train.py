@@ -157,7 +157,7 @@ def test_every_mode_trains_and_samples_its_own_modalities(small, make_model, tra
             with pytest.raises(ValueError, match=f"{trained}mode='{other}'"):
                 model.sample(mode=other, n_cells=5 if other == "joint" else None)
     if mode in ("any", "expr_to_pos"):
-        assert np.isfinite(model.sample().obsm["spatial"]).all()
+        assert np.isfinite(model.sample().obsm["spatial_reconstructed"]).all()
 
 
 def test_unknown_mode_raises(small, make_model):
@@ -170,8 +170,8 @@ def test_three_dimensions(train_briefly, make_model):
     model = train_briefly(make_model(adata))
     hidden = adata.copy()
     hidden.obsm["spatial"][:40] = np.nan
-    assert model.sample(adata).obsm["spatial"].shape == (160, 3)
-    result = model.sample(hidden, inpaint=True, n_samples=2, reduce="medoid").obsm["spatial"]
+    assert model.sample(adata).obsm["spatial_reconstructed"].shape == (160, 3)
+    result = model.sample(hidden, inpaint=True, n_samples=2, reduce="medoid").obsm["spatial_reconstructed"]
     assert result[40:].tobytes() == adata.obsm["spatial"][40:].tobytes()
     assert np.isfinite(result).all()
 
@@ -181,7 +181,7 @@ def test_other_ways_to_train(small, make_model, train_briefly, arguments):
     model = train_briefly(make_model(small), context_size=32, limit_train_batches=3, **arguments)
     assert finite(model)
     assert all(tensor.dtype == torch.float32 for tensor in model.module.parameters())
-    assert np.isfinite(model.sample().obsm["spatial"]).all()
+    assert np.isfinite(model.sample().obsm["spatial_reconstructed"]).all()
 
 
 class ClippedGradients(pl.Callback):

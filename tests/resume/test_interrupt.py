@@ -72,7 +72,7 @@ def test_non_finite_loss_raises_and_the_model_stays_usable(model, train, weights
     assert finite(model)
     assert model.is_trained_
     assert weights_of(model) == weights_of(good), "these are not the weights after the last good step"
-    assert np.isfinite(model.sample().obsm["spatial"]).all()
+    assert np.isfinite(model.sample().obsm["spatial_reconstructed"]).all()
     assert model.history["train_loss"].index.tolist() == [0, 1, 2]
     monkeypatch.undo()
     train(model)
@@ -85,7 +85,7 @@ def test_non_finite_gradient_of_a_finite_loss_keeps_the_weights(model, train, mo
     with pytest.raises(NonFiniteLossError, match="step"):
         train(model, max_epochs=5)
     assert finite(model)
-    assert np.isfinite(model.sample().obsm["spatial"]).all()
+    assert np.isfinite(model.sample().obsm["spatial_reconstructed"]).all()
 
 
 def test_loss_non_finite_from_the_start_leaves_an_untrained_model(model, train, monkeypatch):
@@ -127,7 +127,7 @@ def test_ctrl_c_ends_training_with_a_usable_model(model, train, caplog, handler)
     assert [record.levelname for record in caplog.records if "interrupted at step 3" in record.message] == ["WARNING"]
     assert model.is_trained_
     assert finite(model)
-    assert np.isfinite(model.sample().obsm["spatial"]).all()
+    assert np.isfinite(model.sample().obsm["spatial_reconstructed"]).all()
     assert model.history["train_loss"].index.tolist() == [0, 1, 2]
     train(model)
     assert model.history["train_loss"].index.tolist() == [0, 1, 2, 3]
@@ -155,7 +155,7 @@ def test_other_errors_are_raised_as_they_are(model, train, capsys, handler):
     assert "Exception raised" not in capsys.readouterr().out
     assert signal.getsignal(signal.SIGINT) is handler
     assert model.is_trained_
-    assert np.isfinite(model.sample().obsm["spatial"]).all()
+    assert np.isfinite(model.sample().obsm["spatial_reconstructed"]).all()
 
 
 class Seen(pl.Callback):
@@ -219,7 +219,7 @@ def test_no_time_left_trains_nothing(train, path, weights_of):
     assert again.trainer.global_step == 1
     assert again.is_trained_
     assert weights_of(again) == weights_of(first)
-    assert np.isfinite(again.sample().obsm["spatial"]).all()
+    assert np.isfinite(again.sample().obsm["spatial_reconstructed"]).all()
 
 
 def test_the_last_step_of_all_may_lie_within_an_epoch(train, path):
@@ -272,7 +272,7 @@ def test_out_of_memory_errors_suggest_smaller_arguments(model, train, path, step
     for remedy in ("activations", "recompute='all'", "context_size=", "estimate_memory()", "resume='last'"):
         assert remedy in said
     assert model.is_trained_
-    assert np.isfinite(model.sample().obsm["spatial"]).all()
+    assert np.isfinite(model.sample().obsm["spatial_reconstructed"]).all()
     assert step_of(path) == 4
     assert train(**arguments).trainer.global_step == 8
 
@@ -299,7 +299,7 @@ def test_statistics_are_fitted_at_the_first_use_after_an_error(model, small, die
     assert len(model.trainings_) == 1
     frame = model.fitted_.frame
     assert frame is not None
-    assert np.isfinite(model.sample(small).obsm["spatial"]).all()
+    assert np.isfinite(model.sample(small).obsm["spatial_reconstructed"]).all()
     assert fitted == [0.25]
     assert model.fitted_.frame is frame
     with pytest.raises(ValueError, match="not ended"):

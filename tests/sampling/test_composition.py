@@ -112,5 +112,5 @@ def test_a_placement_in_another_composition_is_reported(trained, reference, monk
     monkeypatch.setattr(_position_draws, "composed_contexts", compose)
     with pytest.warns(UserWarning, match=r"50% of the cells .* reference \(median: 8 times\)"):
         placed = trained.sample(query, mode="expr_to_pos")
-    assert np.isfinite(placed.obsm["spatial"]).all()
+    assert np.isfinite(placed.obsm["spatial_reconstructed"]).all()
     assert all(len(contexts) > 1 for contexts in used)

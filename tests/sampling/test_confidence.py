@@ -217,7 +217,7 @@ def foreign(reference):
 
 
 def test_the_confidence_of_a_placement_is_that_of_its_slices(trained, reference):
-    found = trained.sample(reference).obs["position_confidence"].to_numpy()
+    found = trained.sample(reference).obs["spatial_reconstructed_confidence"].to_numpy()
     source = AnnDataSource(reference, trained.schema, positions=False)
     for each in source.slices:
         rows = content_order(source, each.rows)
@@ -227,16 +227,19 @@ def test_the_confidence_of_a_placement_is_that_of_its_slices(trained, reference)
 
 def test_cells_below_the_smallest_confidence_are_not_placed(trained, foreign, caplog):
     everywhere = trained.sample(foreign)
-    confidence = everywhere.obs["position_confidence"].to_numpy()
+    confidence = everywhere.obs["spatial_reconstructed_confidence"].to_numpy()
     assert roc_auc_score(np.arange(300) < 40, -confidence) > 0.9
     with caplog.at_level("INFO", logger="alphastomics"):
         some = trained.sample(foreign, min_confidence=0.1)
-    np.testing.assert_array_equal(some.obs["position_confidence"], confidence)
-    unplaced = np.isnan(some.obsm["spatial"]).all(axis=1)
+    np.testing.assert_array_equal(some.obs["spatial_reconstructed_confidence"], confidence)
+    unplaced = np.isnan(some.obsm["spatial_reconstructed"]).all(axis=1)
     np.testing.assert_array_equal(unplaced, confidence < 0.1)
     assert f"{unplaced.sum()} of 300 cells" in caplog.text
-    assert some.obsm["spatial"][~unplaced].tobytes() == everywhere.obsm["spatial"][~unplaced].tobytes()
-    draws = trained.sample(foreign, min_confidence=0.1, n_samples=2).obsm["spatial"]
+    assert (
+        some.obsm["spatial_reconstructed"][~unplaced].tobytes()
+        == everywhere.obsm["spatial_reconstructed"][~unplaced].tobytes()
+    )
+    draws = trained.sample(foreign, min_confidence=0.1, n_samples=2).obsm["spatial_reconstructed"]
     np.testing.assert_array_equal(np.isnan(draws).all(axis=1), np.tile(unplaced, 2))
 
 
@@ -244,23 +247,23 @@ def test_known_positions_are_kept_whatever_the_confidence(trained, foreign):
     foreign.obsm["spatial"][20:200] = np.nan
     placed = trained.sample(foreign, inpaint=True, min_confidence=0.1)
     known = np.isfinite(foreign.obsm["spatial"]).all(axis=1)
-    assert (placed.obs["position_confidence"][known] == 1).all()
-    assert placed.obsm["spatial"][known].tobytes() == foreign.obsm["spatial"][known].tobytes()
-    assert np.isnan(placed.obsm["spatial"][20:40]).mean() > 0.5
+    assert (placed.obs["spatial_reconstructed_confidence"][known] == 1).all()
+    assert placed.obsm["spatial_reconstructed"][known].tobytes() == foreign.obsm["spatial"][known].tobytes()
+    assert np.isnan(placed.obsm["spatial_reconstructed"][20:40]).mean() > 0.5
 
 
 def test_order_and_positions_of_the_query_do_not_matter(trained, foreign):
-    expected = trained.sample(foreign).obs["position_confidence"]
+    expected = trained.sample(foreign).obs["spatial_reconstructed_confidence"]
     order = np.random.default_rng(1).permutation(foreign.n_obs)
     moved = foreign[order].copy()
     moved.obsm["spatial"] *= np.nan
-    assert trained.sample(moved).obs["position_confidence"].equals(expected.iloc[order])
+    assert trained.sample(moved).obs["spatial_reconstructed_confidence"].equals(expected.iloc[order])
 
 
 def test_a_saved_model_gives_the_same_confidence(trained, foreign, folder):
     loaded = type(trained).load(folder, adata=False)
-    expected = trained.sample(foreign).obs["position_confidence"]
-    assert loaded.sample(foreign).obs["position_confidence"].equals(expected)
+    expected = trained.sample(foreign).obs["spatial_reconstructed_confidence"]
+    assert loaded.sample(foreign).obs["spatial_reconstructed_confidence"].equals(expected)
 
 
 def test_a_query_of_other_cells_is_reported(trained, foreign):
@@ -281,15 +284,15 @@ def test_cells_without_counts_are_reported_and_have_no_confidence(trained, refer
     name = reference.obs_names[4]
     with pytest.warns(UserWarning, match=f"2 of {reference.n_obs} cells have no counts, the first '{name}'"):
         placed = trained.sample(reference, min_confidence=1e-9)
-    np.testing.assert_array_equal(np.flatnonzero(placed.obs["position_confidence"] == 0), [4, 9])
-    np.testing.assert_array_equal(np.flatnonzero(np.isnan(placed.obsm["spatial"]).any(1)), [4, 9])
+    np.testing.assert_array_equal(np.flatnonzero(placed.obs["spatial_reconstructed_confidence"] == 0), [4, 9])
+    np.testing.assert_array_equal(np.flatnonzero(np.isnan(placed.obsm["spatial_reconstructed"]).any(1)), [4, 9])
 
 
 def test_without_a_confidence_no_cell_can_be_left_out(trained, foreign):
     fitted = trained.fitted_
     trained.fitted_ = replace(fitted, confidence_cells=None)
     try:
-        assert trained.sample(foreign).obs["position_confidence"].isna().all()
+        assert trained.sample(foreign).obs["spatial_reconstructed_confidence"].isna().all()
         with pytest.raises(ValueError, match="min_confidence"):
             trained.sample(foreign, min_confidence=0.1)
     finally:

@@ -21,7 +21,11 @@ def one(reference):
 
 
 def draws_of(model, cells, n_samples, **arguments):
-    return model.sample(cells, n_samples=n_samples, **arguments).obsm["spatial"].reshape(n_samples, cells.n_obs, -1)
+    return (
+        model.sample(cells, n_samples=n_samples, **arguments)
+        .obsm["spatial_reconstructed"]
+        .reshape(n_samples, cells.n_obs, -1)
+    )
 
 
 def test_draws_come_one_after_the_other(trained, reference):
@@ -36,22 +40,23 @@ def test_draws_come_one_after_the_other(trained, reference):
         part = result[result.obs["draw"] == k]
         assert (part.X != reference.X).nnz == 0
         assert part.obs["cell_type"].tolist() == reference.obs["cell_type"].tolist()
-    draws = result.obsm["spatial"].reshape(3, n, 2)
+    draws = result.obsm["spatial_reconstructed"].reshape(3, n, 2)
     assert not np.array_equal(draws[0], draws[1])
 
 
 def test_one_sample_is_the_placement_which_is_not_a_draw(trained, reference):
     placement = trained.sample(reference)
     assert "draw" not in placement.obs
-    assert list(placement.obs) == [*reference.obs, "position_confidence"]
+    assert list(placement.obs) == [*reference.obs, "spatial_reconstructed_confidence"]
     pd.testing.assert_frame_equal(placement.var, reference.var)
+    np.testing.assert_array_equal(placement.obsm["spatial"], reference.obsm["spatial"])
     for draw in draws_of(trained, reference, 2):
-        assert not np.array_equal(draw, placement.obsm["spatial"])
+        assert not np.array_equal(draw, placement.obsm["spatial_reconstructed"])
 
 
 def test_the_seed_moves_a_placement_by_less_than_the_distance_of_neighbors(trained, one):
     """It chooses the radii of the cells, not where the cells belong."""
-    first, second = (trained.sample(one, random_state=seed).obsm["spatial"] for seed in (0, 1))
+    first, second = (trained.sample(one, random_state=seed).obsm["spatial_reconstructed"] for seed in (0, 1))
     spacing = np.median(KDTree(one.obsm["spatial"]).query(one.obsm["spatial"], 2)[0][:, 1])
     moved = np.linalg.norm(first - second, axis=1)
     draws = draws_of(trained, one, 2)
@@ -64,8 +69,8 @@ def test_a_placement_has_the_distances_of_a_tissue_and_a_mean_has_not(trained, o
         name: np.median(KDTree(x).query(x, 2)[0][:, 1])
         for name, x in (
             ("true", one.obsm["spatial"]),
-            ("placement", trained.sample(one).obsm["spatial"]),
-            ("mean", trained.sample(one, n_samples=2, reduce="mean", refine=False).obsm["spatial"]),
+            ("placement", trained.sample(one).obsm["spatial_reconstructed"]),
+            ("mean", trained.sample(one, n_samples=2, reduce="mean", refine=False).obsm["spatial_reconstructed"]),
         )
     }
     assert nearest["placement"] == pytest.approx(nearest["true"], rel=0.15)
@@ -74,7 +79,7 @@ def test_a_placement_has_the_distances_of_a_tissue_and_a_mean_has_not(trained, o
 
 def test_draws_are_aligned_to_their_medoid(trained, one):
     draws = draws_of(trained, one, 4)
-    medoid = trained.sample(one, n_samples=4, reduce="medoid").obsm["spatial"]
+    medoid = trained.sample(one, n_samples=4, reduce="medoid").obsm["spatial_reconstructed"]
     which = [np.array_equal(draw, medoid) for draw in draws]
     assert sum(which) == 1
     for draw in draws:
@@ -90,10 +95,10 @@ def test_the_uncertainty_of_the_medoid_is_its_distance_from_the_other_draws(trai
     result = trained.sample(one, n_samples=4, reduce="medoid")
     assert result.n_obs == one.n_obs
     assert "draw" not in result.obs
-    distance = np.sort(np.linalg.norm(draws - result.obsm["spatial"], axis=2), axis=0)
+    distance = np.sort(np.linalg.norm(draws - result.obsm["spatial_reconstructed"], axis=2), axis=0)
     assert not distance[0].any()  # the medoid itself
     expected = distance[2] / np.sqrt(np.log(2))  # two dimensions: the squared distance over its mean is exponential
-    np.testing.assert_allclose(result.obs["position_uncertainty"], expected, rtol=1e-6)
+    np.testing.assert_allclose(result.obs["spatial_reconstructed_uncertainty"], expected, rtol=1e-6)
     assert (expected > 0).all()
 
 
@@ -101,10 +106,10 @@ def test_the_uncertainty_of_the_mean_is_the_distance_of_the_draws_from_it(traine
     draws = draws_of(trained, one, 4)
     result = trained.sample(one, n_samples=4, reduce="mean")
     assert "draw" not in result.obs
-    mean = result.obsm["spatial"]
+    mean = result.obsm["spatial_reconstructed"]
     moved = [rigid_align(draw, mean)[0] for draw in draws]
     expected = np.median(np.linalg.norm(moved - mean, axis=2), axis=0) / np.sqrt(np.log(2))
-    np.testing.assert_allclose(result.obs["position_uncertainty"], expected, rtol=1e-4)
+    np.testing.assert_allclose(result.obs["spatial_reconstructed_uncertainty"], expected, rtol=1e-4)
     assert (expected > 0).all()
 
 
@@ -120,17 +125,17 @@ def test_the_uncertainty_of_normal_draws_is_their_root_mean_square_distance(n_di
 
 def test_the_mean_does_not_depend_on_the_draws(trained, one):
     two, three = (trained.sample(one, n_samples=n, reduce="mean") for n in (2, 3))
-    np.testing.assert_array_equal(two.obsm["spatial"], three.obsm["spatial"])
-    assert (two.obs["position_uncertainty"] != three.obs["position_uncertainty"]).all()
-    assert distance_spearman(two.obsm["spatial"], trained.sample(one).obsm["spatial"]) > 0.9
+    np.testing.assert_array_equal(two.obsm["spatial_reconstructed"], three.obsm["spatial_reconstructed"])
+    assert (two.obs["spatial_reconstructed_uncertainty"] != three.obs["spatial_reconstructed_uncertainty"]).all()
+    assert distance_spearman(two.obsm["spatial_reconstructed"], trained.sample(one).obsm["spatial_reconstructed"]) > 0.9
 
 
 def test_one_sample_has_no_uncertainty(trained, reference):
-    placement = trained.sample(reference).obsm["spatial"]
+    placement = trained.sample(reference).obsm["spatial_reconstructed"]
     for reduce in ("mean", "medoid"):
         result = trained.sample(reference, reduce=reduce)
-        np.testing.assert_array_equal(result.obsm["spatial"], placement)
-        assert result.obs["position_uncertainty"].isna().all()
+        np.testing.assert_array_equal(result.obsm["spatial_reconstructed"], placement)
+        assert result.obs["spatial_reconstructed_uncertainty"].isna().all()
 
 
 def test_each_draw_reads_other_genes_and_a_placement_all(trained, one, monkeypatch):
@@ -159,7 +164,7 @@ def test_a_model_without_a_perturbation_places_cells_and_raises_for_draws(traine
     from dataclasses import replace
 
     monkeypatch.setattr(trained, "fitted_", replace(trained.fitted_, perturbation=None))
-    assert np.isfinite(trained.sample(one).obsm["spatial"]).all()
+    assert np.isfinite(trained.sample(one).obsm["spatial_reconstructed"]).all()
     with pytest.raises(RuntimeError, match="perturbation"):
         trained.sample(one, n_samples=2)
 
@@ -167,7 +172,7 @@ def test_a_model_without_a_perturbation_places_cells_and_raises_for_draws(traine
 @pytest.mark.filterwarnings("ignore:.*cells have no counts:UserWarning")
 def test_draws_of_very_few_genes(make_model, train_briefly, reference):
     model = train_briefly(make_model(reference[:, :1].copy()))
-    assert np.isfinite(model.sample(n_samples=2).obsm["spatial"]).all()
+    assert np.isfinite(model.sample(n_samples=2).obsm["spatial_reconstructed"]).all()
 
 
 def test_content_order_sorts_rows_by_their_expression(trained, one):

@@ -163,7 +163,7 @@ def test_a_reference_of_few_cells_has_a_mode():
 def test_cells_that_are_placed_independently_lie_at_reference_cells(trained, one):
     sampler = trained._make_sampler()
     reference = sampler.to_user(sampler.fitted.reference_cells.position, in_user_frame=False)
-    placed = trained.sample(one, independent=True).obsm["spatial"]
+    placed = trained.sample(one, independent=True).obsm["spatial_reconstructed"]
     assert cdist(placed, reference).min(1).max() < 1e-5 * np.ptp(reference)
     assert len(np.unique(placed, axis=0)) > 1
 
@@ -176,12 +176,12 @@ def test_the_shift_of_the_genes_is_removed_before_independent_cells_are_placed(t
     cells = encode_cells(trained.module, source, rows, max_context=1000, change=(np.ones_like(shift), -shift))
     profile = torch.from_numpy(source.expression(rows) - shift), torch.from_numpy(source.measured)
     expected = PositionSampler(sampler, cells).place(np.random.default_rng(0), refine=False, independent=profile)
-    placed = trained.sample(one, independent=True).obsm["spatial"][rows]
+    placed = trained.sample(one, independent=True).obsm["spatial_reconstructed"][rows]
     np.testing.assert_allclose(placed, sampler.to_user(expected.numpy(), in_user_frame=False), rtol=1e-5)
     monkeypatch.undo()
-    plain = trained.sample(one).obsm["spatial"]
+    plain = trained.sample(one).obsm["spatial_reconstructed"]
     monkeypatch.setattr(_position_draws, "gene_shift", lambda *args: pytest.fail("removed from a tissue"))
-    assert np.array_equal(trained.sample(one).obsm["spatial"], plain)
+    assert np.array_equal(trained.sample(one).obsm["spatial_reconstructed"], plain)
 
 
 def test_known_positions_stay_and_the_others_lie_at_reference_cells(trained, one):
@@ -190,7 +190,7 @@ def test_known_positions_stay_and_the_others_lie_at_reference_cells(trained, one
     known = one.copy()
     known.obsm["spatial"] = known.obsm["spatial"].astype(float)
     known.obsm["spatial"][5:] = np.nan
-    placed = trained.sample(known, independent=True, inpaint=True).obsm["spatial"]
+    placed = trained.sample(known, independent=True, inpaint=True).obsm["spatial_reconstructed"]
     assert np.array_equal(placed[:5], known.obsm["spatial"][:5])
     between = cdist(reference, reference).ravel()  # a rigid motion of the frame keeps these
     found = cdist(placed[5:15], placed[5:15]).ravel()

@@ -28,7 +28,7 @@ def one(trained):
 
 
 def placed(model, query, **arguments):
-    return model.sample(query.copy(), random_state=0, **arguments).obsm["spatial"]
+    return model.sample(query.copy(), random_state=0, **arguments).obsm["spatial_reconstructed"]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])

@@ -212,14 +212,13 @@ def test_a_file_and_a_view_give_the_same_table(adata, tmp_path):
     pd.testing.assert_frame_equal(evaluate(left), evaluate(adata).loc[["left"]])
 
 
-@pytest.mark.parametrize("key", ["spatial_reconstructed_uncertainty", "position_uncertainty"])
-def test_an_uncertainty_is_compared_with_the_error(adata, key):
+def test_an_uncertainty_is_compared_with_the_error(adata):
     plain = evaluate(adata, baselines=True)
     left = np.flatnonzero(adata.obs["slice_id"] == "left")
     right = np.flatnonzero(adata.obs["slice_id"] == "right")
     u = np.random.default_rng(5).uniform(0.5, 2, size=100)
     u[left[:4]] = np.nan
-    adata.obs[key] = u
+    adata.obs["spatial_reconstructed_uncertainty"] = u
     adata.obsm["spatial"][right[:2]] = np.nan
     adata.obs["spatial_reconstructed_placed"] = ~np.isin(np.arange(100), left[4:6])
     table = evaluate(adata, baselines=True, max_cells=35)
@@ -237,18 +236,11 @@ def test_an_uncertainty_is_compared_with_the_error(adata, key):
     )
 
 
-def test_which_uncertainty_is_read(adata):
-    adata.obs["position_uncertainty"] = np.linspace(1, 2, 100)
-    sampled = evaluate(adata)[SPREAD]
-    adata.obs["spatial_reconstructed_uncertainty"] = np.linspace(2, 1, 100)
-    own = evaluate(adata)[SPREAD]
-    assert (own["spread_spearman"] == -sampled["spread_spearman"]).all()
-    # A reconstruction without an uncertainty, of cells that were sampled before.
-    del adata.obs["spatial_reconstructed_uncertainty"]
-    adata.uns["spatial_reconstructed"] = {"params": {}}
-    assert list(evaluate(adata).columns) == ["n_cells", "n_skipped", *SCORES]
-    # Baselines of the truth alone.
-    assert list(evaluate(adata, prediction="spatial").columns) == ["n_cells", "n_skipped", *SCORES]
+def test_an_uncertainty_of_other_positions_is_not_read(adata):
+    adata.obs["spatial_reconstructed_uncertainty"] = np.linspace(1, 2, 100)
+    adata.obsm["other"] = adata.obsm["spatial_reconstructed"]
+    for prediction in ("other", "spatial"):
+        assert list(evaluate(adata, prediction=prediction).columns) == ["n_cells", "n_skipped", *SCORES]
 
 
 @pytest.mark.parametrize("value", [-1.0, np.inf, "far"])

@@ -98,7 +98,7 @@ def test_with_a_model(model, query):
     placed = query.obsm[KEY]
     assert placed.shape == (200, 2)
     assert placed.dtype == np.float64
-    assert np.array_equal(placed, model.sample(query).obsm["spatial"])
+    assert np.array_equal(placed, model.sample(query).obsm["spatial_reconstructed"])
 
 
 def test_positions_are_better_than_chance(model, cells):
@@ -156,9 +156,9 @@ def test_a_model_that_is_passed_is_adapted_on_request(model, query):
 def test_several_samples_give_the_same_placement_and_an_uncertainty(model, query):
     reconstruct(query, model=model, n_samples=3, random_state=5)
     placed = model.sample(query, random_state=5)
-    assert query.obsm[KEY].tobytes() == placed.obsm["spatial"].tobytes()
+    assert query.obsm[KEY].tobytes() == placed.obsm["spatial_reconstructed"].tobytes()
     draws = model.sample(query, n_samples=3, reduce="mean", random_state=5)
-    assert query.obs[KEY + "_uncertainty"].tolist() == draws.obs["position_uncertainty"].tolist()
+    assert query.obs[KEY + "_uncertainty"].tolist() == draws.obs["spatial_reconstructed_uncertainty"].tolist()
     assert (query.obs[KEY + "_uncertainty"] > 0).all()
     assert query.uns[KEY]["params"]["n_samples"] == 3
 
@@ -167,8 +167,8 @@ def test_cells_below_the_smallest_confidence_are_not_placed(model, query, cells)
     reconstruct(query, model=model, min_confidence=0.2)
     placed = model.sample(query, min_confidence=0.2)
     confidence = query.obs[KEY + "_confidence"]
-    np.testing.assert_array_equal(confidence, placed.obs["position_confidence"])
-    np.testing.assert_array_equal(query.obsm[KEY], placed.obsm["spatial"])
+    np.testing.assert_array_equal(confidence, placed.obs["spatial_reconstructed_confidence"])
+    np.testing.assert_array_equal(query.obsm[KEY], placed.obsm["spatial_reconstructed"])
     unplaced = np.isnan(query.obsm[KEY]).all(axis=1)
     np.testing.assert_array_equal(unplaced, confidence < 0.2)
     assert query.uns[KEY]["params"]["min_confidence"] == 0.2
@@ -200,10 +200,10 @@ def test_copy_and_key_added(model, query):
 def test_arguments_of_sample_are_passed_on(model, query):
     reconstruct(query, model=model, refine=False, random_state=2)
     expected = model.sample(query, refine=False, random_state=2)
-    assert query.obsm[KEY].tobytes() == expected.obsm["spatial"].tobytes()
+    assert query.obsm[KEY].tobytes() == expected.obsm["spatial_reconstructed"].tobytes()
     assert query.uns[KEY]["params"]["refine"] is False
     reconstruct(query, model=model, refine=True, random_state=2)
-    assert query.obsm[KEY].tobytes() != expected.obsm["spatial"].tobytes()
+    assert query.obsm[KEY].tobytes() != expected.obsm["spatial_reconstructed"].tobytes()
 
 
 # -- form 2: a reference ------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def tissue():
 
 
 def digest(adata) -> str:
-    return sha256(np.ascontiguousarray(adata.obsm["spatial"]).tobytes()).hexdigest()
+    return sha256(np.ascontiguousarray(adata.obsm["spatial_reconstructed"]).tobytes()).hexdigest()
 
 
 class Poison(pl.Callback):
@@ -122,7 +122,7 @@ def one(folder: Path, name: str, arguments: dict[str, Any], **trainer: Any) -> d
         "n_steps": model.trainer.global_step,
         "history": {key: table[key].tolist() for key, table in model.history.items()},
         "weights": [p.detach().double().sum().item() for p in model.module.parameters()],
-        "mean": model.sample(n_samples=2, reduce="mean", refine=False).obsm["spatial"].tolist(),
+        "mean": model.sample(n_samples=2, reduce="mean", refine=False).obsm["spatial_reconstructed"].tolist(),
         "placed": placed,
         "same": digest(loaded.sample()) == placed,
         "plain": sorted({type(p).__name__ for p in model.module.parameters()}),

@@ -44,7 +44,7 @@ def query(parts):
 
 
 def placed(model, query):
-    return model.sample(query, mode="expr_to_pos").obsm["spatial"]
+    return model.sample(query, mode="expr_to_pos").obsm["spatial_reconstructed"]
 
 
 def test_the_adapted_network_has_other_weights_and_the_query_is_not_changed(model, query):

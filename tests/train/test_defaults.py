@@ -49,7 +49,7 @@ def test_binary_values_are_regularized_as_counts(tissue, counts):
     AlphaSTomics.setup_anndata(binary)
     model = AlphaSTomics(binary, mode="expr_to_pos", d_model=16, n_layers=1, n_heads=2)
     model.train(max_steps=2, max_epochs=-1, enable_progress_bar=False)  # thins the values
-    assert model.sample(binary[:50], mode="expr_to_pos").obsm["spatial"].shape == (50, 2)
+    assert model.sample(binary[:50], mode="expr_to_pos").obsm["spatial_reconstructed"].shape == (50, 2)
 
 
 def test_defaults_depend_on_the_reference_unless_given(tissue, counts):

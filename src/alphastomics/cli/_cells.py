@@ -140,14 +140,14 @@ def use_layer_as_x(cells: AnnData, schema: TissueSchema) -> None:
         cells.X = cells.layers[schema.layer]
 
 
-def write_tissue(tissue: AnnData, path: Path, schema: TissueSchema) -> None:
-    """Write sampled cells in the format of the suffix."""
+def write_tissue(tissue: AnnData, path: Path, schema: TissueSchema, position_key: str) -> None:
+    """Write sampled cells, whose positions are in ``obsm[position_key]``, in the format of the suffix."""
     from alphastomics.cli._output import write_h5ad
     from alphastomics.data import write_parquet
 
     if path.suffix == PARQUET:
         keys = {"slice_key": schema.slice_key or _keys.SLICE, "cell_type_key": schema.cell_type_key or _keys.CELL_TYPE}
-        write_parquet(tissue, path, position_key=schema.position_key, **keys)
+        write_parquet(tissue, path, position_key=position_key, **keys)
         return
     write_h5ad(path, tissue)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from alphastomics import _keys
 from alphastomics.config._setting import check, setting
 
 SampledMode = Literal["expr_to_pos", "pos_to_expr", "joint"]
@@ -130,7 +131,15 @@ class InferenceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig(InferenceConfig, PlacementConfig, ReverseConfig, DrawConfig, TargetConfig):
-    """Arguments of :meth:`~alphastomics.model.AlphaSTomics.sample`, except for its query."""
+    """Arguments of :meth:`~alphastomics.model.AlphaSTomics.sample`, except for its query.
+
+    Parameters
+    ----------
+    key_added
+        Key of ``obsm`` for sampled positions, and prefix of the columns of ``obs``.
+    """
+
+    key_added: str = setting(_keys.RECONSTRUCTED, requires=_OF_POSITIONS, python_only=True)
 
     @property
     def max_context(self) -> int:

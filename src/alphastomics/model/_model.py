@@ -90,7 +90,7 @@ class AlphaSTomics(TrainingMixin, AdaptationMixin, SamplingMixin, EmbeddingMixin
     >>> asx.model.AlphaSTomics.setup_anndata(reference, position_key="spatial", slice_key="slice_id")
     >>> model = asx.model.AlphaSTomics(reference, mode="expr_to_pos")
     >>> model.train(max_time=300)
-    >>> placed = model.sample(query, mode="expr_to_pos")
+    >>> placed = model.sample(query)  # placed.obsm["spatial_reconstructed"]
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from alphastomics.model._base import ModelBase
 from alphastomics.sampling._draws import check_mode
 from alphastomics.sampling._expression_draws import read_slices, sample_expression
 from alphastomics.sampling._joint import sample_tissue
-from alphastomics.sampling._position_draws import sample_positions
+from alphastomics.sampling._position_draws import add_positions, sample_positions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from alphastomics.config import Reduction, SampledMode, SamplerName
+    from alphastomics.sampling._position_draws import Placed
 
 
 class SamplingMixin(ModelBase):
@@ -48,6 +49,7 @@ class SamplingMixin(ModelBase):
         refine: bool | None = SamplingConfig.refine,
         independent: bool = SamplingConfig.independent,
         min_confidence: float = SamplingConfig.min_confidence,
+        key_added: str = SamplingConfig.key_added,
     ) -> AnnData:
         """Sample one modality given the other, or both.
 
@@ -101,26 +103,28 @@ class SamplingMixin(ModelBase):
         min_confidence
             For positions: smallest confidence of a cell, between 0 and 1. The positions of other cells are NaN, except known
             ones; 0.05 leaves out about 5 % of the cells of a query that does not differ from the reference.
+        key_added
+            For positions: key of ``obsm`` and ``uns`` for the results, and prefix of the columns of ``obs``.
 
         Returns
         -------
         A new AnnData
             Positions are in units of the reference. Several draws (``n_samples > 1`` without ``reduce``) are concatenated; the
-            number of the draw is in ``obs["draw"]`` and at the end of the names of cells. ``uns["alphastomics"]`` has the
-            provenance, see :func:`~alphastomics.tl.provenance`.
+            number of the draw is in ``obs["draw"]`` and at the end of the names of cells. ``uns[key_added]`` for positions, else
+            ``uns["alphastomics"]``, has the provenance, see :func:`~alphastomics.tl.provenance`.
         ``mode="expr_to_pos"``
-            ``X``, ``obs`` and ``var`` of the query, without its layers, and positions in ``obsm[position_key]``, of shape
-            (n_cells, n_dims). Their frame is that of the first reference slice; with ``frame="shared"`` the shared frame; with
+            A copy of the query with positions in ``obsm[key_added]``, of shape (n_cells, n_dims). Their frame is that of the first reference slice; with ``frame="shared"`` the shared frame; with
             ``inpaint`` that of the observed cells, in slices that have some. Cells of one slice (``obs[slice_key]``) are placed
             together; without that column all cells are one slice. Draws are aligned to their medoid unless the frame is
             shared or given by observed cells. Each draw uses a random share of the genes with random offsets, and positions of
-            similar reference cells. With ``reduce``, ``obs["position_uncertainty"]``, in units of the positions: root mean
+            similar reference cells. With ``reduce``, ``obs[key_added + "_uncertainty"]``, in units of the positions: root mean
             square distance of the true from the returned position, estimated by the median distance of aligned draws. It is
-            0 for observed positions. ``obs["position_confidence"]``, between 0 and 1, is small for cells that match nothing in
+            0 for observed positions. ``obs[key_added + "_confidence"]``, between 0 and 1, is small for cells that match nothing in
             the reference: the share of reference cells, held out of the comparison, that match it no better. It is 1 for observed
-            positions, and NaN if the reference has fewer than 50 cells.
+            positions, and NaN if the reference has fewer than 50 cells. With ``inpaint``, ``obs[key_added + "_placed"]`` is False
+            for observed positions.
         ``mode="pos_to_expr"``
-            ``obs`` and ``obsm[position_key]`` of the query, ``var`` of the reference (only gene names for a model without
+            ``obs``, ``obsm`` and ``uns`` of the query, ``var`` of the reference (only gene names for a model without
             data), and expression in ``X``, of shape (n_cells, n_genes), in units of the reference; also in ``layers`` if the
             reference has it there. CSR with ``transform="log1p"``, dense with ``"none"``. With ``reduce="mean"``,
             ``layers["sd"]``: standard deviation of the draws in units of ``X``, estimated from all cells of a slice together;
@@ -152,7 +156,7 @@ class SamplingMixin(ModelBase):
         Notes
         -----
         If the uncertainty is calibrated, the distance of the true position is with a probability of 80 % less than 1.27 times
-        ``obs["position_uncertainty"]`` in two dimensions and 1.24 times in three, and the difference between true expression
+        the uncertainty in two dimensions and 1.24 times in three, and the difference between true expression
         and ``X`` with ``reduce="mean"`` less than 1.28 times ``layers["sd"]``. For counts, which are skewed, the probability is
         higher. See ``docs/theory.md``.
         """
@@ -173,9 +177,18 @@ class SamplingMixin(ModelBase):
                 slices = read_slices(trained, query, inpaint=config.inpaint)  # an invalid query must not cost a fit
                 result = sample_expression(self._expression_sampler(), query, slices, self._reference_genes(), config)
             else:
-                result = sample_positions(trained, query, config)
-        result.uns[_keys.PROVENANCE] = result_record(self, "sample", parameters)
+                placed = sample_positions(trained, query, config)
+                reduced, slice_key = config.reduce is not None, self.schema.slice_key
+                result = add_positions(query, placed, key_added, reduced=reduced, slice_key=slice_key)
+        key = key_added if mode == "expr_to_pos" else _keys.PROVENANCE
+        result.uns[key] = result_record(self, "sample", parameters)
         return result
+
+    def _place(self, query: AnnData, config: SamplingConfig) -> Placed:
+        """Positions of :meth:`sample`, without a copy of the query."""
+        trained = self._make_sampler()
+        check_mode(config.mode, self.mode)
+        return sample_positions(trained, self._read_query(query), config)
 
     def _check_query(self, query: AnnData, config: SamplingConfig) -> None:
         """Raise the errors of :meth:`sample` for positions of a query, before the model is trained."""

@@ -89,8 +89,8 @@ def sample_expression(
     size = np.full(query.n_obs, np.nan) if observed is None else observed.library_size
     size = np.where(np.isfinite(size) & (size > 0), size, schema.library_size or np.nan)
     values = [_complete(sampler.decode_draw(x, size), observed) for x in draws]
-    bare = ad.AnnData(obs=query.obs.copy(), var=var, shape=draws.shape[1:])
-    bare.obsm[schema.position_key] = np.array(query.obsm[schema.position_key], dtype=np.float64)
+    own = query[:, :0].copy()
+    bare = ad.AnnData(obs=own.obs, var=var, obsm=own.obsm, uns=own.uns, shape=draws.shape[1:])
     if schema.transform == "log1p":
         bare.obs[_keys.LIBRARY_SIZE] = size
     if mean is not None:
@@ -111,7 +111,9 @@ def sample_expression(
         table = bare.copy()
         store_expression(table, x, schema)
         tables.append(table)
-    return stack_draws(tables, schema.slice_key)
+    result = stack_draws(tables, schema.slice_key)
+    result.uns = bare.uns
+    return result
 
 
 def read_slices(sampler: Sampler, query: AnnData, *, inpaint: bool) -> Read:

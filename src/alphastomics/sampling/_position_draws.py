@@ -18,7 +18,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-import anndata as ad
 import numpy as np
 import torch
 from scipy.stats import chi2
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
-    from alphastomics.data import CellSource, SliceCells, TissueSchema
+    from alphastomics.data import CellSource, SliceCells
     from alphastomics.sampling._cells import EncodedCells, GeneChange
     from alphastomics.sampling._sampler import Sampler
 
@@ -69,15 +68,18 @@ class Placed(NamedTuple):
         Confidence, (n_cells,); NaN where there is none.
     frequency
         Frequency of cells like each one, relative to that in the reference, (n_cells,).
+    known
+        Cells whose position was known, (n_cells,); None if no positions were read.
     """
 
     positions: NDArray[np.float64]
     uncertainty: NDArray[np.float64]
     confidence: NDArray[np.float64]
     frequency: NDArray[np.float64]
+    known: NDArray[np.bool_] | None
 
 
-def sample_positions(sampler: Sampler, query: AnnData, config: SamplingConfig) -> AnnData:
+def sample_positions(sampler: Sampler, query: AnnData, config: SamplingConfig) -> Placed:
     """Sample the positions of the cells of a query; see :meth:`AlphaSTomics.sample`."""
     source = AnnDataSource(query, sampler.schema, positions=config.inpaint)
     source.log_kind()
@@ -90,15 +92,17 @@ def sample_positions(sampler: Sampler, query: AnnData, config: SamplingConfig) -
         check_values(sampler.fitted.confidence_cells, source)
     n_cells, n_samples = source.n_cells, config.n_samples
     n_returned = n_samples if config.reduce is None else 1
-    placed = Placed(np.empty((n_returned, n_cells, sampler.schema.n_dims)), *np.full((3, n_cells), np.nan))
+    known = np.zeros(n_cells, dtype=bool) if config.inpaint else None
+    empty = np.full((3, n_cells), np.nan)
+    placed = Placed(np.empty((n_returned, n_cells, sampler.schema.n_dims)), empty[0], empty[1], empty[2], known)
     logger.info("Placing %d cells in %d slices on %s.", n_cells, len(source.slices), sampler.device)
     with progress_bar(len(source.slices) * n_samples, "Placing cells", unit="draw") as bar:
         for cells in source.slices:
             _SliceDraws(sampler, source, cells, config, lambda: bar.update()).write(placed)
-    _report_confidence(placed, config.min_confidence)
+    _report_confidence(placed, config)
     _report_composition(placed)
     _report_empty(source, query)
-    return _to_anndata(query, placed, sampler.schema, reduced=config.reduce is not None)
+    return placed
 
 
 def predict_positions(sampler: Sampler, source: CellSource, *, inpaint: bool) -> tuple[SliceCells, ...]:
@@ -179,6 +183,8 @@ class _SliceDraws:
             placed.positions[:, rows[finite]] = self.known[finite]
             placed.uncertainty[rows[finite]] = 0.0
             placed.confidence[rows[finite]] = 1.0
+            if placed.known is not None:
+                placed.known[rows[finite]] = True
 
     def predicted(self) -> SliceCells:
         """The slice at its placement, without removal of overlaps."""
@@ -235,8 +241,9 @@ def uncertainty(draws: NDArray[np.float64], position: NDArray[np.float64]) -> ND
     return np.median(np.linalg.norm(draws - position, axis=2), axis=0) * np.sqrt(n_dims / chi2.median(n_dims))
 
 
-def _report_confidence(placed: Placed, min_confidence: float) -> None:
+def _report_confidence(placed: Placed, config: SamplingConfig) -> None:
     """Log the number of cells that are not placed, and warn if the reference lacks many cells of the query."""
+    min_confidence = config.min_confidence
     unplaced = int((placed.confidence < min_confidence).sum())
     if min_confidence:
         logger.info(
@@ -254,7 +261,7 @@ def _report_confidence(placed: Placed, min_confidence: float) -> None:
                 f"{unplaced} cells below min_confidence={min_confidence:g} are not placed."
                 if min_confidence
                 else "All cells are placed; min_confidence=… leaves out the least similar ones, and "
-                f'obs["{_keys.POSITION_CONFIDENCE}"] shows which.'
+                f'obs["{config.key_added}{_keys.CONFIDENCE_SUFFIX}"] shows which.'
             ),
             UserWarning,
             stacklevel=4,
@@ -295,16 +302,27 @@ def _report_empty(source: CellSource, query: AnnData) -> None:
         )
 
 
-def _to_anndata(query: AnnData, placed: Placed, schema: TissueSchema, *, reduced: bool) -> AnnData:
-    """The query with sampled positions instead of its own."""
-    # A copy: changes of the result in place, such as scanpy's transforms, must not reach the query.
-    bare = ad.AnnData(X=None if query.X is None else query.X.copy(), obs=query.obs.copy(), var=query.var.copy())
+def add_positions(query: AnnData, placed: Placed, key: str, *, reduced: bool, slice_key: str | None) -> AnnData:
+    """A copy of a query with its positions in ``obsm[key]``, several draws one after the other."""
     tables = []
-    for positions in placed.positions:
-        table = bare.copy()
-        table.obsm[schema.position_key] = positions
-        table.obs[_keys.POSITION_CONFIDENCE] = placed.confidence
-        if reduced:
-            table.obs[_keys.POSITION_UNCERTAINTY] = placed.uncertainty
+    for number in range(len(placed.positions)):
+        # A copy: changes of the result in place, such as scanpy's transforms, must not reach the query.
+        table = query.copy()
+        write_positions(table, placed, key, number=number, reduced=reduced)
         tables.append(table)
-    return stack_draws(tables, schema.slice_key)
+    result = stack_draws(tables, slice_key)
+    result.uns = tables[0].uns
+    return result
+
+
+def write_positions(adata: AnnData, placed: Placed, key: str, *, number: int = 0, reduced: bool) -> None:
+    """Write the draw of a ``number``, with the uncertainty if draws were reduced, in place of results of an earlier call."""
+    for suffix in (_keys.PLACED_SUFFIX, _keys.UNCERTAINTY_SUFFIX, _keys.CONFIDENCE_SUFFIX):
+        if key + suffix in adata.obs:
+            del adata.obs[key + suffix]
+    adata.obsm[key] = placed.positions[number]
+    if reduced:
+        adata.obs[key + _keys.UNCERTAINTY_SUFFIX] = placed.uncertainty
+    adata.obs[key + _keys.CONFIDENCE_SUFFIX] = placed.confidence
+    if placed.known is not None:
+        adata.obs[key + _keys.PLACED_SUFFIX] = ~placed.known

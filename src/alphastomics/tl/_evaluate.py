@@ -111,8 +111,7 @@ def evaluate(
     ``oracle``). Its columns are ``n_cells`` (scored cells), ``n_skipped`` (cells without a true or a predicted position), the scores of
     :func:`alphastomics.metrics.position_scores`, those of :func:`alphastomics.metrics.spread_scores` if the prediction has an
     uncertainty, and the further scores. Undefined scores, for example of a single cell, are NaN. The uncertainty is
-    ``obs[prediction + "_uncertainty"]``, otherwise ``obs["position_uncertainty"]``, except for results of
-    :func:`reconstruct`. ``coverage``, ``spread_over_error`` and ``spread_spearman`` compare it with the error; they are
+    ``obs[prediction + "_uncertainty"]``. ``coverage``, ``spread_over_error`` and ``spread_spearman`` compare it with the error; they are
     NaN in the rows of the baselines.
 
     Raises

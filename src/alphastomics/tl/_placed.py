@@ -68,7 +68,7 @@ class PositionPair:
         if predicted is None:
             predicted = true
         check_same_dims(true, predicted, truth, str(prediction), argument=argument)
-        uncertainty = None if prediction is None else read_uncertainty(adata, truth, prediction)
+        uncertainty = None if prediction is None else read_uncertainty(adata, prediction)
         unplaced: NDArray[np.bool_] = np.zeros(adata.n_obs, dtype=bool)
         if f"{prediction}{CONFIDENCE_SUFFIX}" in adata.obs:
             unplaced |= np.isnan(predicted).all(axis=1)

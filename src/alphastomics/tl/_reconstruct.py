@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from alphastomics.model import AlphaSTomics
+    from alphastomics.sampling._position_draws import Placed
 
 Arguments = dict[str, dict[str, Any]]  # keyword arguments by the function that takes them
 
@@ -131,6 +132,8 @@ def reconstruct(
     >>> model = asx.tl.reconstruct(query, reference, return_model=True)
     >>> asx.tl.reconstruct(another_query, model=model, n_samples=8)
     """
+    from alphastomics.sampling._position_draws import write_positions
+
     check_in_memory(query, "query")
     if reference is not None:
         check_in_memory(reference, "reference")
@@ -151,20 +154,21 @@ def reconstruct(
     rows = _rows_to_sample(query, unknown, trained)
     cells = query if unknown is None else query[rows]
     options: dict[str, Any] = {"mode": "expr_to_pos", "inpaint": unknown is not None, "random_state": random_state}
-    options |= arguments["sample"]
-    config = SamplingConfig(n_samples=n_samples, **options)
+    config = SamplingConfig(key_added=key_added, **(options | arguments["sample"]))
+    draws = replace(config, n_samples=n_samples, reduce=None if n_samples == 1 else "mean")
     if model is None:
         trained._check_query(cells, config)  # an invalid query must not cost a training
         adapt = trained._differs(cells) if adapt is None else adapt
         trained.train(**(_shortened(arguments["train"]) if adapt else arguments["train"]))
     if adapt:
-        trained.adapt(cells, inpaint=options["inpaint"])
-    sampled = trained.sample(cells, **options)
+        trained.adapt(cells, inpaint=config.inpaint)
+    placed = trained._place(cells, config)
     if n_samples > 1:
-        draws = trained.sample(cells, n_samples=n_samples, reduce="mean", **options)
-        sampled.obs[_keys.POSITION_UNCERTAINTY] = draws.obs[_keys.POSITION_UNCERTAINTY]
+        placed = placed._replace(uncertainty=trained._place(cells, draws).uncertainty)
+    if unknown is not None:
+        placed = _of_all_cells(placed, rows, unknown, np.asarray(query.obsm[position], dtype=float))
     result = query.copy() if copy else query
-    _write(result, sampled, trained, key_added, rows, unknown)
+    write_positions(result, placed, key_added, reduced=n_samples > 1)
     used = {"n_samples": n_samples, "adapt": adapt, "random_state": random_state} | kwargs
     result.uns[key_added] = _record(trained, used)
     if copy and return_model:
@@ -290,34 +294,14 @@ def _rows_to_sample(query: AnnData, unknown: NDArray[np.bool_] | None, model: Al
     return np.flatnonzero(names.isin(names[unknown].unique()).to_numpy())
 
 
-def _write(
-    result: AnnData,
-    sampled: AnnData,
-    model: AlphaSTomics,
-    key: str,
-    rows: NDArray[np.int64],
-    unknown: NDArray[np.bool_] | None,
-) -> None:
-    """Write sampled positions of ``rows``, (n_sampled,), and remove results of an earlier call."""
-    source = model.schema.position_key
-    for suffix in (_keys.PLACED_SUFFIX, _keys.UNCERTAINTY_SUFFIX, _keys.CONFIDENCE_SUFFIX):
-        if key + suffix in result.obs:
-            del result.obs[key + suffix]
-    if unknown is None:
-        result.obsm[key] = sampled.obsm[source]
-    else:
-        position = np.array(result.obsm[source], dtype=float)
-        position[rows] = np.where(unknown[rows, None], sampled.obsm[source], position[rows])
-        result.obsm[key] = position
-        result.obs[key + _keys.PLACED_SUFFIX] = unknown
-    for column, suffix, known in (
-        (_keys.POSITION_UNCERTAINTY, _keys.UNCERTAINTY_SUFFIX, 0.0),
-        (_keys.POSITION_CONFIDENCE, _keys.CONFIDENCE_SUFFIX, 1.0),
-    ):
-        if column in sampled.obs:
-            values = np.full(result.n_obs, known)
-            values[rows] = sampled.obs[column].to_numpy()
-            result.obs[key + suffix] = values
+def _of_all_cells(
+    placed: Placed, rows: NDArray[np.int64], unknown: NDArray[np.bool_], position: NDArray[np.float64]
+) -> Placed:
+    """Results of all cells from those of ``rows``; the other cells have a known position (n_cells, n_dims)."""
+    positions, uncertainty, confidence = position.copy(), np.zeros(len(position)), np.ones(len(position))
+    positions[rows] = np.where(unknown[rows, None], placed.positions[0], position[rows])
+    uncertainty[rows], confidence[rows] = placed.uncertainty, placed.confidence
+    return placed._replace(positions=positions[None], uncertainty=uncertainty, confidence=confidence, known=~unknown)
 
 
 def _record(model: AlphaSTomics, parameters: dict[str, Any]) -> dict[str, Any]:

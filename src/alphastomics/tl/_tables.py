@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from alphastomics._keys import POSITION_UNCERTAINTY, UNCERTAINTY_SUFFIX
+from alphastomics._keys import UNCERTAINTY_SUFFIX
 from alphastomics.data._checks import check_key, check_type
 from alphastomics.data._slices import resolve_slice_key, slice_rows
 from alphastomics.metrics._position import chance_order, oracle_order
@@ -36,15 +36,9 @@ def read_coordinates(adata: AnnData, key: str, argument: str) -> NDArray[np.floa
     return np.asarray(adata.obsm[key], dtype=np.float64)
 
 
-def read_uncertainty(adata: AnnData, truth: str, prediction: str) -> NDArray[np.float64] | None:
-    """Uncertainty (n_cells,) of ``obsm[prediction]``, if ``obs`` has one.
-
-    ``obs["position_uncertainty"]`` belongs to sampled positions. A copy of it may remain in the ``obs`` of cells that
-    ``tl.reconstruct`` places, whose result has a record in ``uns``.
-    """
+def read_uncertainty(adata: AnnData, prediction: str) -> NDArray[np.float64] | None:
+    """Uncertainty (n_cells,) of ``obsm[prediction]``, if ``obs`` has one."""
     key = f"{prediction}{UNCERTAINTY_SUFFIX}"
-    if key not in adata.obs and prediction != truth and prediction not in adata.uns:
-        key = POSITION_UNCERTAINTY
     if key not in adata.obs:
         return None
     column = adata.obs[key]

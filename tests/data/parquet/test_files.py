@@ -190,7 +190,7 @@ def test_there_and_back(tissue, tmp_path, storage, n_dims):
     cells.obsm["spatial"] = rng.normal(size=(cells.n_obs, n_dims))
     cells.obsm["spatial"][0] = np.nan
     cells.obs["draw"] = rng.integers(0, 2, cells.n_obs)
-    cells.obs["position_uncertainty"] = rng.random(cells.n_obs)
+    cells.obs["spatial_reconstructed_uncertainty"] = rng.random(cells.n_obs)
     cells.obs["note"] = pd.Categorical(np.where(rng.random(cells.n_obs) < 0.5, "a", None))
     cells.obs["position"] = "taken"
     cells.layers["sd"] = rng.random(cells.shape).astype(np.float32)
@@ -206,7 +206,7 @@ def test_there_and_back(tissue, tmp_path, storage, n_dims):
     np.testing.assert_array_equal(dense(found.X), dense(truth.X))
     np.testing.assert_array_equal(dense(cells.X), before)
     np.testing.assert_array_equal(found.obsm["spatial"], truth.obsm["spatial"])
-    for key in ("slice_id", "cell_type", "draw", "position_uncertainty"):
+    for key in ("slice_id", "cell_type", "draw", "spatial_reconstructed_uncertainty"):
         assert found.obs[key].tolist() == truth.obs[key].tolist()
     assert found.obs["note"].fillna("-").tolist() == truth.obs["note"].astype(object).fillna("-").tolist()
     assert set(found.obs["obs_position"]) == {"taken"}
