@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     cells.obsm["spatial"] = fold.truth[fold.order]
     cells.obs[COLOR] = np.asarray(held_out.obs["cell_type"])[fold.order]
     titles = ("held-out embryo", "placed from expression")
-    axes = asx.pl.reconstruction(cells, color=COLOR, title=titles, figsize=(10, 4.6), show=False)
+    axes = asx.pl.reconstruction(cells, color=COLOR, confidence=False, title=titles, figsize=(10, 4.6), show=False)
     for axis in np.ravel(axes):
         if axis.get_legend() is not None:
             axis.get_legend().remove()

@@ -61,6 +61,32 @@ def test_one_epoch_is_a_dot(tables):
     assert history(tables, show=False).lines[0].get_marker() == "None"
 
 
+def test_curves_are_moving_averages_in_front_of_their_values():
+    values = np.tile([1.0, 3.0], 30)
+    ax = history({"train_loss": table("train_loss", values.tolist())}, show=False)
+    raw, mean = ax.lines
+    assert raw.get_ydata().tolist() == values.tolist()
+    assert raw.get_alpha() < 1
+    assert raw.get_color() == mean.get_color()
+    np.testing.assert_allclose(mean.get_ydata()[1:-1], np.convolve(values, np.full(3, 1 / 3), "valid"))
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["train_loss"]
+    (line,) = history({"train_loss": table("train_loss", values.tolist())}, smooth=1, show=False).lines
+    assert line.get_ydata().tolist() == values.tolist()
+
+
+def test_values_that_are_not_logged_in_every_epoch_are_connected(tables):
+    line = history(tables, keys="validation_loss", show=False).lines[0]
+    assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([0, 2], [4, 2])
+
+
+def test_the_title_has_the_held_out_score_of_the_last_training(tables):
+    trainings = ({"held_out": {"distance_spearman": 0.1}}, {"held_out": {"distance_spearman": 0.876}})
+    model = SimpleNamespace(history=tables, trainings_=trainings)
+    assert history(model, show=False).get_title().endswith("distance Spearman 0.88")
+    model.trainings_ = ({"n_steps": 3},)
+    assert history(model, show=False).get_title() == ""
+
+
 def test_given_axes_are_used_and_nothing_is_shown(tables, monkeypatch, tmp_path):
     monkeypatch.setattr(plt, "show", lambda: pytest.fail("shown"))
     _, given = plt.subplots()
@@ -81,6 +107,12 @@ def test_given_axes_are_used_and_nothing_is_shown(tables, monkeypatch, tmp_path)
 def test_invalid_keys_raise(tables, keys, error, message):
     with pytest.raises(error, match=message):
         history(tables, keys=keys)
+    assert not plt.get_fignums()
+
+
+def test_smoothing_needs_a_value(tables):
+    with pytest.raises(ValueError, match="smooth=0"):
+        history(tables, smooth=0)
     assert not plt.get_fignums()
 
 

@@ -72,7 +72,7 @@ def value_colors(
     """Colors by a column of ``obs`` or by the expression of a gene in ``X``."""
     values = _values(adata, color)
     if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
-        return _numeric(values.to_numpy(dtype=np.float64, na_value=np.nan), cmap, vmin, vmax)
+        return numeric_colors(values.to_numpy(dtype=np.float64, na_value=np.nan), cmap, vmin, vmax)
     return _categorical(adata, color, values.astype("category"), palette)
 
 
@@ -86,9 +86,10 @@ def _values(adata: AnnData, color: str) -> pd.Series[Any]:
     raise KeyError(f"color={color!r} is neither a column of obs nor a gene in var_names; pass one of them")
 
 
-def _numeric(
+def numeric_colors(
     values: NDArray[np.float64], cmap: str | Colormap | None, vmin: float | None, vmax: float | None
 ) -> CellColors:
+    """Colors of numbers (n_cells,), by default from the smallest to the largest; gray for non-finite numbers."""
     import matplotlib.pyplot as plt
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
