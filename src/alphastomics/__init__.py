@@ -9,6 +9,8 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from alphastomics._messages import show_messages
+
 if TYPE_CHECKING:
     from types import ModuleType
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["__version__", "chains", "config", "data", "datasets", "metrics", "model", "pl", "pp", "tl"]
 
 __version__ = version("alphastomics")
+
+show_messages()
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from alphastomics._io._atomic import replacing, write_text
 from alphastomics._io._errors import WRITE, os_errors_for, permission_error
+from alphastomics._messages import PACKAGE, hide_others
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,25 +43,21 @@ REMEDIES = {
     errno.ENAMETOOLONG: NAME,
     errno.EIO: "check the disk",
 }
-# Loggers of other packages whose messages do not concern users of the command line.
-OTHER_LOGGERS = ("lightning.pytorch.utilities.rank_zero", "scvi.data")
 
 
 @contextmanager
 def messages() -> Iterator[None]:
     """Show messages of this package on stderr, and hide those of others."""
-    package, handler = logging.getLogger("alphastomics"), logging.StreamHandler(sys.stderr)
-    levels = {logging.getLogger(name): logging.WARNING for name in OTHER_LOGGERS} | {package: logging.INFO}
-    before = {logger: logger.level for logger in levels}
-    for logger, level in levels.items():
-        logger.setLevel(level)
+    package, handler = logging.getLogger(PACKAGE), logging.StreamHandler(sys.stderr)
+    level = package.level
+    package.setLevel(logging.INFO)
     package.addHandler(handler)
     try:
-        yield
+        with hide_others():
+            yield
     finally:
         package.removeHandler(handler)
-        for logger, level in before.items():
-            logger.setLevel(level)
+        package.setLevel(level)
 
 
 def print_error(error: Exception) -> None:

@@ -10,6 +10,7 @@ import rich.pretty  # noqa: F401  scvi-tools uses rich.pretty without importing 
 from scvi import settings
 from scvi.data import AnnDataManager
 
+from alphastomics._messages import hide_others
 from alphastomics.config import DiffusionSettings, ModelConfig, NetworkConfig, SetupConfig, SourceConfig
 from alphastomics.config._setting import check_names, settings_of, split_arguments
 from alphastomics.data import fit_schema
@@ -261,7 +262,8 @@ class AlphaSTomics(TrainingMixin, AdaptationMixin, SamplingMixin, EmbeddingMixin
         if adata.is_view:
             adata.obs_names = adata.obs_names  # any assignment replaces the view by a copy, which can be registered
         manager = AnnDataManager(fields=schema_fields(schema), setup_method_args=setup_method_args)
-        manager.register_fields(adata, **kwargs)
+        with hide_others():
+            manager.register_fields(adata, **kwargs)
         cls.register_manager(manager)
 
     @classmethod

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from sklearn.decomposition import PCA
 
+from alphastomics._messages import hide_others
 from alphastomics._provenance import training_record
 from alphastomics.config import (
     DEFAULT_CONTEXT_SIZE,
@@ -64,6 +65,7 @@ class TrainingMixin(ModelBase):
         """Random changes to training contexts, chosen for the size and kind of the reference."""
         return default_augmentation(self.schema, self.summary_stats.n_cells)
 
+    @hide_others()
     @preserve_algorithm_settings()
     def train(
         self,

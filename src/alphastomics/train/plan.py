@@ -107,7 +107,7 @@ class TrainingPlan(pl.LightningModule):
         self.slice_names, self.max_seconds, self.curriculum = slice_names, max_seconds, curriculum
         self.n_recomputed, self.group_size = n_recomputed, group_size
         self.statistics_epoch = -1  # epoch of the last layer statistics
-        self._started = time.monotonic()
+        self._started, self.done = time.monotonic(), 0.0
         self._elapsed = 0.0  # seconds of training up to the checkpoint that was resumed
         self._slice_index: Tensor | tuple[int, ...] = ()  # slices of the current batch
         # The network of which `module` is a sharded copy, in a tuple so that it is not registered as a submodule.
@@ -242,7 +242,8 @@ class TrainingPlan(pl.LightningModule):
             # Averaged over processes, so that all have the same learning rate.
             share = torch.tensor((time.monotonic() - self._started) / self.max_seconds, device=self.device)
             done = max(done, float(mean_over_processes(self.trainer, share)))
-        return min(1.0, done)
+        self.done = min(1.0, done)
+        return self.done
 
     def _learning_rate_factor(self, step: int) -> float:
         return learning_rate_factor(self.config, step, self.progress())

@@ -11,7 +11,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import TQDMProgressBar
 from scvi import settings
 from scvi.train import TrainRunner
 
@@ -28,6 +27,7 @@ from alphastomics.train.distributed.launch import (
 from alphastomics.train.ema import BestAverage, MovingAverage, finish_averages
 from alphastomics.train.interrupt import LatchedEarlyStopping, SynchronizedStop, TimeLimit
 from alphastomics.train.optimization import NonFiniteLossError
+from alphastomics.train.progress import TrainingProgress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +45,7 @@ _IGNORED_WARNINGS = (
     ".*does not have many workers.*",  # threads cut contexts while the network works
     "Total length of `list` across ranks is zero.*",
     ".*number of training batches.*smaller than the logging interval.*",
+    ".*treespec, LeafSpec.* is deprecated",  # from Lightning on recent versions of PyTorch
     ".*resuming from a checkpoint that ended before the epoch ended.*",  # the data module resumes there
 )
 
@@ -125,7 +126,7 @@ class ContextTrainer(pl.Trainer):
         if kwargs.get("enable_progress_bar", True) and not any(
             isinstance(c, pl.callbacks.ProgressBar) for c in callbacks
         ):
-            callbacks.append(TQDMProgressBar(refresh_rate=1))
+            callbacks.append(TrainingProgress())
         if checkpoint is not None:
             callbacks.append(checkpoint)
         defaults: dict[str, Any] = {

@@ -288,9 +288,9 @@ class TrainingSession:
         """Log the size of the training, and make the runner, which stores the results in the model."""
         limit = f"at most {self.max_epochs} epochs" if self.max_seconds is None else f"at most {self.max_seconds:.0f} s"
         logger.info(
-            "Training on %d cells, %d genes, %d slices (%s steps an epoch, %s).",
-            self.source.n_cells, self.source.schema.n_genes, len(self.source.slices), self.datamodule.steps_per_epoch,
-            limit,
+            "Training on %d cells, %d genes, %d slices on %s (%s steps an epoch, %s).",
+            self.source.n_cells, self.source.schema.n_genes, len(self.source.slices), self.device,
+            self.datamodule.steps_per_epoch, limit,
         )  # fmt: skip
         self.runner = kind(
             model,
