@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from alphastomics.config import Augmentation, PlanConfig
     from alphastomics.data import CellSource, SliceCells
     from alphastomics.diffusion import Process
-    from alphastomics.sampling._held_out_score import HeldOutScores
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +52,17 @@ PATIENCE = 2  # lower scores in succession
 DECAY = 0.99  # beta
 HELD_OUT = 4  # every fourth slice, or a fourth of the cells of a single slice, is held out
 SEED = 1  # added to the seed of the training
+
+
+class PlacementScores(Protocol):
+    """Scores of the placement of held-out cells."""
+
+    @property
+    def log_odds(self) -> float:
+        """By which placements are compared, larger for a better one."""
+
+    def to_dict(self) -> dict[str, float] | None:
+        """The scores beside chance; None if they are not finite."""
 
 
 class CrossFit(NamedTuple):
@@ -79,7 +89,7 @@ class CrossFit(NamedTuple):
     held_out: tuple[SliceCells, ...]
     n_steps: int
     is_best: bool
-    scores: HeldOutScores | None
+    scores: PlacementScores | None
 
     def sufficient_steps(self, placed: float) -> int | None:
         """Number N of steps that are sufficient for a training that places a share of its contexts; None if it is not known."""
@@ -110,7 +120,7 @@ def cross_fit(
     diffusion: Process,
     plan: PlanConfig,
     augmentation: Augmentation | None,
-    score: Callable[[Denoiser, tuple[SliceCells, ...]], HeldOutScores | None],
+    score: Callable[[Denoiser, tuple[SliceCells, ...]], PlacementScores | None],
     max_steps: int,
     max_seconds: float | None = None,
     seed: int,
@@ -193,11 +203,11 @@ def cross_fit(
 class _Best:
     """Moving average of weights, and a copy of the one with the highest score."""
 
-    def __init__(self, module: Denoiser, score: Callable[[Denoiser], HeldOutScores | None]) -> None:
+    def __init__(self, module: Denoiser, score: Callable[[Denoiser], PlacementScores | None]) -> None:
         self._average = copy.deepcopy(module).eval()
         self._score, self._highest, self._n_updates = score, float("-inf"), 0
         self.module, self.n_steps, self.n_worse = self._average, 0, 0
-        self.scores: HeldOutScores | None = None
+        self.scores: PlacementScores | None = None
 
     @torch.no_grad()
     def update(self, module: Denoiser) -> None:

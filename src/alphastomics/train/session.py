@@ -54,8 +54,7 @@ if TYPE_CHECKING:
     from alphastomics.data import CellSource, SliceCells, TissueSchema
     from alphastomics.diffusion import Mode, Process
     from alphastomics.nn import Denoiser
-    from alphastomics.sampling._held_out_score import HeldOutScores
-    from alphastomics.train.cross_fit import CrossFit
+    from alphastomics.train.cross_fit import CrossFit, PlacementScores
     from alphastomics.train.curriculum import LengthCurriculum
     from alphastomics.train.datamodule import ContextDataModule
     from alphastomics.train.memory.estimate import MemoryEstimate
@@ -203,7 +202,7 @@ class TrainingSession:
             )
         self.max_epochs = self.trainer_kwargs["max_epochs"] = max_epochs
 
-    def cross_fit(self, score: Callable[[Denoiser, tuple[SliceCells, ...]], HeldOutScores | None]) -> CrossFit:
+    def cross_fit(self, score: Callable[[Denoiser, tuple[SliceCells, ...]], PlacementScores | None]) -> CrossFit:
         """Train a second network without a part of the reference, and end the training where its score would no longer rise.
 
         ``score`` computes the scores of the placement of held-out cells by a network. Numbers of epochs or steps that are given are not
