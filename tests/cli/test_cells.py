@@ -121,6 +121,26 @@ def test_the_same_cells_have_the_same_scores(given, folder, model_flags, tmp_pat
     assert found["chance"] == expected["chance"]
 
 
+def test_planar_cells_have_the_same_scores_with_and_without_their_constant_column(
+    given, folder, cells, tissue, tmp_path
+):
+    reference = tissue[~tissue.obs_names.isin(cells.obs_names)].copy()
+    reference.obsm["spatial"] = np.c_[reference.obsm["spatial"], np.full(reference.n_obs, 5.0)]
+    AlphaSTomics.setup_anndata(reference)
+    model = AlphaSTomics(reference, d_model=16, n_layers=1, n_heads=2)
+    model.train(max_steps=1, context_size=64, accelerator="cpu", enable_progress_bar=False)
+    model.save(tmp_path / "model")
+    cells.obsm["spatial"] = np.c_[cells.obsm["spatial"], np.full(cells.n_obs, 9.0)]
+    cells.write_h5ad(tmp_path / "raised.h5ad")
+    flags, scores = ["--checkpoint", tmp_path / "model", "--accelerator", "cpu"], []
+    for tokens in (given, ["--input-data", tmp_path / "raised.h5ad"]):
+        assert run("test", *flags, *tokens, "--output", tmp_path / "scores.json") == 0
+        scores += json.loads((tmp_path / "scores.json").read_text()).values()
+    assert scores[0]["prediction"] == scores[1]["prediction"]
+    assert run("sample", *flags, *given, "--output", tmp_path / "out.parquet") == 0
+    assert (read_parquet(tmp_path / "out.parquet").obsm["spatial"][:, 2] == 5).all()
+
+
 def test_the_same_cells_have_the_same_embedding(given, model_flags, model, cells, tmp_path):
     assert run("extract", *model_flags, *given, "--use-positions", "--output", tmp_path / "z.npz") == 0
     with np.load(tmp_path / "z.npz", allow_pickle=False) as arrays:

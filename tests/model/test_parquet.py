@@ -11,6 +11,7 @@ import scipy.sparse as sp
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from alphastomics.data import read_dataset
 from alphastomics.data.parquet._columns import read_expression
 from alphastomics.data.parquet._source import ParquetSource
 from alphastomics.data.preprocess import Stage1Options, Stage2Options, preprocess
@@ -71,6 +72,29 @@ def test_a_model_of_a_dataset_matches_a_model_of_its_cells(folder):
     np.testing.assert_allclose(
         placed[0].obsm["spatial_reconstructed"], placed[1].obsm["spatial_reconstructed"], rtol=1e-2, atol=1
     )
+
+
+def test_sections_in_planes_are_placed_as_in_2d(folder, tmp_path):
+    tissue = synthetic_tissue(n_slices=3, n_cells=(90, 70, 90), n_genes=25, random_state=0)
+    preprocess(
+        write_slices(tissue, tmp_path / "raw"),
+        tmp_path / "out",
+        Stage1Options(z_spacing=4.0),
+        Stage2Options(train_ratio=1.0, val_ratio=0.0),
+    )
+    query, placed = tissue[:40].copy(), []
+    for data_dir in (folder, tmp_path / "out"):
+        model = AlphaSTomics.from_parquet(data_dir, **TINY)
+        model.train(**SHORT)
+        model.save(tmp_path / data_dir.name / "model")
+        loaded = AlphaSTomics.load(tmp_path / data_dir.name / "model", query.copy())
+        placed.append(model.sample(query).obsm["spatial_reconstructed"])
+        assert loaded.sample().obsm["spatial_reconstructed"].tobytes() == placed[-1].tobytes()
+    np.testing.assert_array_equal(placed[1], np.c_[placed[0], np.zeros(40)])
+    cells = read_dataset(tmp_path / "out", "train")
+    np.testing.assert_array_equal(cells.obsm["spatial"][:, 2], 4.0 * cells.obs["slice_id"].cat.codes)
+    again = model.sample(cells, mode="pos_to_expr", n_steps=1)
+    assert again.obsm["spatial"].tobytes() == cells.obsm["spatial"].tobytes()
 
 
 def test_a_part_at_a_time(folder, tmp_path):

@@ -197,13 +197,17 @@ def _check_genes(cells: AnnData, path: Path, schema: TissueSchema) -> None:
 
 
 def _check_positions(cells: AnnData, path: Path, schema: TissueSchema) -> None:
-    key, n_dims = schema.position_key, schema.n_dims
+    from alphastomics.data._plane import insert_column
+
+    key, n_dims = schema.position_key, schema.n_columns
     if key not in cells.obsm:
         found = ", ".join(map(repr, cells.obsm.keys())) or "none"
         raise KeyError(f'{path}: obsm["{key}"] is missing (found: {found}); store the positions there')
     position = cells.obsm[key]
     if position.ndim == 2 and position.shape[1] == 3 and n_dims == 2:
         cells.obsm[key] = position[:, :2]  # as for a dataset
+    elif position.ndim == 2 and position.shape[1] == schema.n_dims < n_dims:
+        cells.obsm[key] = insert_column(position, schema)
     elif position.ndim == 2 and position.shape[1] < n_dims:
         raise ValueError(
             f'{path}: obsm["{key}"] has {position.shape[1]} coordinates, and this model was trained in {n_dims} dimensions; '
@@ -287,7 +291,7 @@ def with_keys(cells: AnnData, schema: TissueSchema) -> AnnData:
     names = {name: key for name, key in names.items() if key not in (None, name) and name in cells.obs}
     cells.obs = cells.obs.drop(columns=[key for key in names.values() if key in cells.obs]).rename(columns=names)
     if _keys.SPATIAL in cells.obsm:
-        cells.obsm[schema.position_key] = cells.obsm.pop(_keys.SPATIAL)[:, : schema.n_dims]
+        cells.obsm[schema.position_key] = cells.obsm.pop(_keys.SPATIAL)[:, : schema.n_columns]
     if schema.layer is not None:
         cells.layers[schema.layer] = cells.X
     return cells

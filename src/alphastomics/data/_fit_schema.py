@@ -20,6 +20,7 @@ from alphastomics.data._checks import (
     read_sequence,
 )
 from alphastomics.data._matrix import Matrix, Moments, canonical, row_blocks, row_sums
+from alphastomics.data._plane import find_plane
 from alphastomics.data._schema import TissueSchema
 from alphastomics.data._slices import categories, resolve_slice_key, slice_rows
 from alphastomics.data._tiles import n_tiles
@@ -64,7 +65,8 @@ def fit_schema(
     layer
         Key of expression in ``layers``; ``X`` when None.
     position_key
-        Key of positions in ``obsm``, shape (n, 2) or (n, 3).
+        Key of positions in ``obsm``, shape (n, 2) or (n, 3). One of three columns that is constant is left out, see
+        :class:`TissueSchema`.
     slice_key
         Key of slices in ``obs``. When None, slices are ``obs["slice_id"]`` if it exists, else all cells are one slice;
         the choice is logged.
@@ -107,11 +109,15 @@ def fit_schema(
     placed: NDArray[np.bool_] = np.all(np.isfinite(position), axis=1)
     if not placed.any():
         raise ValueError(f'obsm["{position_key}"] has no finite position; the reference requires cells with positions.')
-    groups = [(name, position[rows[placed[rows]]]) for name, rows in slice_rows(adata, slice_key)]
-    extents = {name: measure_extent(name, points) for name, points in groups if len(points)}
+    slices = [(name, rows[placed[rows]]) for name, rows in slice_rows(adata, slice_key)]
+    groups = [(name, position[rows]) for name, rows in slices if len(rows)]
+    plane = find_plane(groups, frame, position_key)
+    if plane is not None:
+        groups = [(name, np.delete(points, plane[0], axis=1)) for name, points in groups]
+    extents = {name: measure_extent(name, points) for name, points in groups}
     scale, center = fit_frame(extents, frame)
     if slice_key is not None and frame == "slice":
-        _check_tiles([points for _, points in groups if len(points)], fit_spacing(extents), slice_key)
+        _check_tiles([points for _, points in groups], fit_spacing(extents), slice_key)
     matrix, chosen, values = read_expression(adata, layer, transform)
     log_kind("the reference", values, chosen)
     if values.kind == "log-normalized":
@@ -129,7 +135,7 @@ def fit_schema(
         gene_scale=tuple(gene_scale.tolist()),
         gene_share=tuple(share.tolist()),
         frame=frame,
-        n_dims=position.shape[1],
+        n_dims=groups[0][1].shape[1],
         scale=scale,
         spacing=fit_spacing(extents),
         center=center,
@@ -141,6 +147,7 @@ def fit_schema(
         layer=layer,
         sequence_key=sequence_key,
         value_kind=values.kind,
+        plane=plane,
     )
 
 

@@ -81,6 +81,9 @@ class TissueSchema:
     value_kind
         Kind of the values of the reference, such as ``"counts"`` or ``"binary"``, with which that of a query is compared; None
         if it is not recorded.
+    plane
+        Number and value of a third column of the positions that is constant, which is left out of them; `n_dims` is then 2. With
+        ``frame="slice"`` the column is constant within each slice, and the value is that of the first slice. None if there is none.
 
     Raises
     ------
@@ -107,6 +110,7 @@ class TissueSchema:
     layer: str | None
     sequence_key: str | None
     value_kind: ValueKind | None = None
+    plane: tuple[int, float] | None = None
     # Arrays of the tuples above: converting 20,000 floats on every batch would cost more than the batch.
     _mean: NDArray[np.float64] = field(init=False, compare=False)
     _scale: NDArray[np.float64] = field(init=False, compare=False)
@@ -137,6 +141,8 @@ class TissueSchema:
             "center must have n_dims values": len(self.center) == self.n_dims,
             "scale must be positive": self.scale > 0,
             "spacing must be positive": self.spacing > 0,
+            "plane must be a column from 0 to 2 and its value, with n_dims=2": self.plane is None
+            or (self.n_dims == 2 and self.plane[0] in (0, 1, 2)),
             "value_kind is unknown": self.value_kind is None or self.value_kind in DESCRIPTIONS,
         }
         broken = [rule for rule, holds in rules.items() if not holds]
@@ -153,6 +159,11 @@ class TissueSchema:
     def n_genes(self) -> int:
         """Number of genes G."""
         return len(self.genes)
+
+    @property
+    def n_columns(self) -> int:
+        """Number of columns of positions in user units, the constant one included."""
+        return self.n_dims if self.plane is None else 3
 
     @property
     def is_detected(self) -> bool:
@@ -183,14 +194,16 @@ class TissueSchema:
             If a field is missing or unknown, or of another type; the message names it.
         """
         names = {spec.name for spec in dataclasses.fields(cls) if spec.init}
-        # Files of earlier versions do not record the kind of the values.
-        problems = {"missing": names - {"value_kind"} - set(values), "unknown": set(values) - names}
+        # Files of earlier versions record neither the kind of the values nor a plane.
+        problems = {"missing": names - {"value_kind", "plane"} - set(values), "unknown": set(values) - names}
         if any(problems.values()):
             listed = "; ".join(f"{word}: {', '.join(sorted(keys))}" for word, keys in problems.items() if keys)
             raise ValueError(f"not a TissueSchema of this version ({listed})")
         if wrong := next((name for name, value in values.items() if not _is_of_type(name, value)), None):
             raise ValueError(f"TissueSchema: {wrong} has the wrong type or is not finite")
-        fields: dict[str, Any] = {name: tuple(value) if name in _TUPLES else value for name, value in values.items()}
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        }
         return cls(**fields)
 
     def target_library_size(self, measured: ArrayLike | None = None) -> float:
@@ -342,6 +355,9 @@ def _is_of_type(name: str, value: Any) -> bool:
         return _is_number(value)
     if name == "library_size":
         return value is None or _is_number(value)
+    if name == "plane":
+        is_list = isinstance(value, (list, tuple)) and len(value) == 2
+        return value is None or (is_list and isinstance(value[0], Integral) and all(map(_is_number, value)))
     if name == "n_dims":
         return isinstance(value, Integral) and not isinstance(value, bool)
     return _is_text(value) or (value is None and name not in ("transform", "frame", "position_key"))

@@ -19,6 +19,7 @@ from alphastomics.data._checks import (
 )
 from alphastomics.data._encode import Encoder, dense_rows, thin_rows
 from alphastomics.data._matrix import Matrix, align_columns, canonical, row_blocks, row_sums
+from alphastomics.data._plane import leave_out_column
 from alphastomics.data._slices import encode_labels, resolve_query_slice_key, slice_rows
 from alphastomics.data._values import describe_difference, log_kind
 
@@ -284,8 +285,8 @@ def _read_slices(adata: AnnData, schema: TissueSchema, *, positions: bool) -> tu
     groups = slice_rows(adata, key, missing=not positions)
     if not positions:
         return tuple(SliceCells(name, rows, None) for name, rows in groups)
-    position = read_position(adata, schema.position_key, missing=True, n_dims=schema.n_dims)
-    return tuple(SliceCells(name, rows, position[rows]) for name, rows in groups)
+    position = read_position(adata, schema.position_key, missing=True, n_dims=None if schema.plane else schema.n_dims)
+    return tuple(SliceCells(name, rows, leave_out_column(position[rows], schema, name)) for name, rows in groups)
 
 
 def _match_genes(names: tuple[str, ...], genes: tuple[str, ...]) -> NDArray[np.int64]:

@@ -62,11 +62,17 @@ class SchemaField(BaseAnnDataField):
 
 
 class PositionField(ObsmField):
-    """Coordinates in ``obsm``; a query may lack them."""
+    """Coordinates in ``obsm``; a query may lack them, or the column that is constant in the reference."""
+
+    def __init__(self, schema: TissueSchema) -> None:
+        super().__init__("position", schema.position_key)
+        self.n_dims = schema.n_dims
 
     def transfer_field(self, state_registry: dict[str, Any], adata_target: AnnData, **kwargs: Any) -> dict[str, Any]:
         """Register the coordinates of ``adata_target`` if it has them, else use the source registry."""
-        if self.attr_key in adata_target.obsm:
+        position = adata_target.obsm.get(self.attr_key)
+        planar = len(state_registry[self.COLUMN_NAMES_KEY]) > self.n_dims
+        if position is not None and not (planar and position.shape[1] == self.n_dims):
             return super().transfer_field(state_registry, adata_target, **kwargs)
         return state_registry
 
@@ -85,7 +91,7 @@ def schema_fields(schema: TissueSchema, largest_slice: int | None = None) -> lis
     return [
         SchemaField(schema, largest_slice),
         LayerField("X", schema.layer, is_count_data=False, correct_data_format=False),
-        PositionField("position", schema.position_key),
+        PositionField(schema),
         *(ColumnField(name, key) for name, key in columns if key is not None),
     ]
 
@@ -127,7 +133,7 @@ def dataset_registry(name: str, source: CellSource) -> dict[str, Any]:
         np.zeros((1, schema.n_genes), dtype=np.float32),
         obs=pd.DataFrame(dict.fromkeys(keys, ["0"]), index=["0"]),
         var=pd.DataFrame(index=list(schema.genes)),
-        obsm={schema.position_key: np.zeros((1, schema.n_dims))},
+        obsm={schema.position_key: np.zeros((1, schema.n_columns))},
     )
     arguments = {key: getattr(schema, key) for key in SETUP}
     setup = {"model_name": name, "setup_args": arguments, "setup_method_name": "setup_anndata"}

@@ -214,6 +214,8 @@ class AlphaSTomics(TrainingMixin, AdaptationMixin, SamplingMixin, EmbeddingMixin
             Key of expression in ``layers``; ``X`` when None.
         position_key
             Key of positions in ``obsm``, of shape (n_cells, 2) or (n_cells, 3), in any units.
+            If one of three columns is constant (with ``frame="slice"``, within each slice), cells are placed in 2D, and this
+            column of the results has the value of the first slice or, in slices with known positions, that of these.
         slice_key
             Column of ``obs`` with the slice of each cell. None: ``obs["slice_id"]`` if it exists, else all cells are one
             slice; the choice is logged.

@@ -15,16 +15,23 @@ import torch
 from scipy.spatial import KDTree
 
 from alphastomics.config import SamplingConfig
+from alphastomics.data import local_density
 from alphastomics.metrics import morans_i
 from alphastomics.sampling._calibration import Dependence, Marginals, quantiles
-from alphastomics.sampling._cells import evenly_spaced_indices
+from alphastomics.sampling._canonical import canonical_mean, reference_positions
+from alphastomics.sampling._cells import encode_cells, evenly_spaced_indices
+from alphastomics.sampling._expression import ExpressionSampler
 from alphastomics.sampling._expression_target import ExpressionTarget
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from numpy.typing import NDArray
 
     from alphastomics.data import CellSource, SliceCells
     from alphastomics.sampling._sampler import FittedStatistics, Sampler
+
+    Part = tuple[SliceCells, NDArray[np.int64]]  # a slice of the reference, and indices of cells in it
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +59,8 @@ def read_targets(sampler: Sampler, source: CellSource) -> tuple[ExpressionTarget
         patches = [(slices[i], _patches(slices[i])) for i in evenly_spaced_indices(len(slices), DEPENDENCE_SLICES)]
         # Of whole slices: patches are too small for patterns of the size of an organ.
         moran = np.mean([_moran(source, cells) for cells, _ in patches], axis=0)
-        dependence = ExpressionTarget.of_cells(moran[None], sampler, source, patches)
-    marginals = ExpressionTarget.of_cells(quantiles(true), sampler, source, parts)
+        dependence = _target(moran[None], sampler, source, patches)
+    marginals = _target(quantiles(true), sampler, source, parts)
     return marginals, dependence
 
 
@@ -71,7 +78,7 @@ def fit_marginals(sampler: Sampler) -> Marginals:
     assert target is not None  # read after every training that samples expression
     generator = torch.Generator().manual_seed(0)
     config = SamplingConfig(mode="pos_to_expr", n_steps=MARGINAL_STEPS)
-    sampled = [expression.sample(config, generator).cpu().numpy() for expression, _ in target.samplers(sampler)]
+    sampled = [expression.sample(config, generator).cpu().numpy() for expression, _ in _samplers(sampler, target)]
     return Marginals(sampled=quantiles(np.concatenate(sampled)), true=target.value)
 
 
@@ -85,7 +92,7 @@ def fit_dependence(sampler: Sampler) -> Dependence:
     zero = np.zeros(sampler.schema.n_genes, dtype=np.float32)
     if target is None:
         return Dependence(share=zero)
-    samplers = list(target.samplers(sampler))
+    samplers = list(_samplers(sampler, target))
 
     def moran(share: NDArray[np.float32]) -> NDArray[np.float64]:
         generator, values = torch.Generator().manual_seed(0), []
@@ -122,3 +129,45 @@ def _patches(cells: SliceCells) -> NDArray[np.int64]:
         return np.arange(n_cells)
     centers = np.random.default_rng(0).choice(n_cells, PATCHES, replace=False)
     return np.unique(KDTree(cells.position).query(cells.position[centers], PATCH_CELLS)[1])
+
+
+def _target(
+    value: NDArray[np.floating], sampler: Sampler, source: CellSource, parts: Sequence[Part]
+) -> ExpressionTarget:
+    """A statistic with the positions of some cells of ``source``, the reference; the cells of a slice are one context."""
+    arrays = [_describe(sampler, source, *part) for part in parts]
+    position, density, sequence = (np.concatenate(each).astype(np.float32) for each in zip(*arrays, strict=True))
+    context = np.repeat(np.arange(len(parts)), [len(index) for _, index in parts])
+    return ExpressionTarget(
+        value=value.astype(np.float32),
+        position=position,
+        local_density=density,
+        sequence=sequence,
+        context=context.astype(np.float32),
+    )
+
+
+def _describe(
+    sampler: Sampler, source: CellSource, cells: SliceCells, index: NDArray[np.int64]
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    """Position (n, D), local density (n, K) and order (n,) of cells of a slice."""
+    assert cells.position is not None  # a training source reads them
+    encoded = encode_cells(sampler.module, source, cells.rows[index], max_context=len(index))
+    order = np.zeros(len(index), dtype=np.float32) if encoded.sequence is None else encoded.sequence.cpu().numpy()
+    position = reference_positions(sampler, cells, index, canonical_mean(sampler, encoded))
+    return position, local_density(cells.position, index), order
+
+
+def _samplers(sampler: Sampler, target: ExpressionTarget) -> Iterator[tuple[ExpressionSampler, NDArray[np.float32]]]:
+    """For each context of a target a sampler of the expression of its cells, and their positions."""
+    for number in np.unique(target.context):
+        cells = target.context == number
+        position, density, sequence = (x[cells] for x in (target.position, target.local_density, target.sequence))
+        expression = ExpressionSampler(
+            sampler,
+            torch.from_numpy(position).to(sampler.device),
+            max_context=len(position),
+            local_density=torch.from_numpy(density).to(sampler.device),
+            sequence=torch.from_numpy(sequence).to(sampler.device) if sampler.module.config.reads_sequence else None,
+        )
+        yield expression, position

@@ -26,6 +26,7 @@ from scipy.spatial import KDTree
 
 from alphastomics import _keys
 from alphastomics.data import local_density
+from alphastomics.data._plane import insert_column
 from alphastomics.data._slices import DEFAULT_SLICE_KEY
 from alphastomics.diffusion import Start
 from alphastomics.sampling._draws import draw_generator, progress_bar, stack_draws, store_expression
@@ -77,7 +78,7 @@ def sample_tissue(sampler: Sampler, var: pd.DataFrame, config: SamplingConfig) -
             )
             obs = pd.DataFrame({slice_key: f"sample_{k}"}, index=names)
             table = ad.AnnData(obs=obs, var=var, shape=(n_cells, schema.n_genes))
-            table.obsm[schema.position_key] = sampler.to_user(position.astype(np.float32))
+            table.obsm[schema.position_key] = insert_column(sampler.to_user(position.astype(np.float32)), schema)
             store_expression(table, sampler.decode_draw(expression.cpu().numpy()), schema)
             if schema.library_size is not None:
                 table.obs[_keys.LIBRARY_SIZE] = np.full(n_cells, schema.library_size)

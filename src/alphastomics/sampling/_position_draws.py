@@ -25,6 +25,7 @@ from scipy.stats import chi2
 from alphastomics import _keys
 from alphastomics.config import SamplingConfig
 from alphastomics.data import AnnDataSource
+from alphastomics.data._plane import restore_column
 from alphastomics.diffusion.geometry import align
 from alphastomics.sampling._cells import content_order, encode_cells, read_expression, unchanged
 from alphastomics.sampling._composition import (
@@ -102,7 +103,7 @@ def sample_positions(sampler: Sampler, query: AnnData, config: SamplingConfig) -
     _report_confidence(placed, config)
     _report_composition(placed)
     _report_empty(source, query)
-    return placed
+    return placed._replace(positions=restore_column(placed.positions, query, source.slices, sampler.schema))
 
 
 def predict_positions(sampler: Sampler, source: CellSource, *, inpaint: bool) -> tuple[SliceCells, ...]:

@@ -218,6 +218,8 @@ def sample_expression(model: AlphaSTomics, placed: AnnData, scoring: Scoring, *,
     true, predicted = (
         np.array(result.obsm[key], dtype=np.float64) for key in (schema.position_key, _keys.RECONSTRUCTED)
     )
+    if schema.plane is not None:  # a rotation in 3D would tilt the plane
+        true, predicted = (np.delete(x, schema.plane[0], axis=1) for x in (true, predicted))
     if schema.frame == "slice":
         for _, rows in slice_rows(result, schema.slice_key):
             true[rows] = rigid_align(true[rows], predicted[rows])[0]

@@ -14,7 +14,7 @@ from alphastomics.metrics import position_scores, spread_scores, subsample_cells
 from alphastomics.metrics._neighbors import N_NEIGHBORS
 from alphastomics.metrics._niches import N_NICHES
 from alphastomics.tl._extras import ExtraScores
-from alphastomics.tl._placed import PositionPair, cell_types, read_slices, scored_cells, slice_key
+from alphastomics.tl._placed import PositionPair, cell_types, planar, read_slices, scored_cells, slice_key
 from alphastomics.tl._tables import as_table, baseline_orders
 
 if TYPE_CHECKING:
@@ -187,14 +187,14 @@ def score_slices(
         if len(piece.placed) == 0:
             continue
         cells = scored_cells(adata, piece, pair)
-        true = pair.true[cells]
+        true, predicted = planar(pair.true[cells], pair.predicted[cells], free=piece.free)
         chosen = np.arange(len(cells)) if max_cells is None else subsample_cells(len(cells), max_cells, random_state)
         counts = {"n_cells": min(len(cells), max_cells or len(cells)), "n_skipped": len(piece.placed) - len(cells)}
         orders: dict[str, NDArray[np.int64] | None] = {"prediction": None}
         if baselines:
             orders |= baseline_orders(len(cells), None if types is None else types[cells], random_state)
         for kind, order in orders.items():
-            positions = pair.predicted[cells] if order is None else true[order]
+            positions = predicted if order is None else true[order]
             row: dict[str, float] = {**counts}
             if pair.prediction is not None:
                 row |= score(true, positions, align=piece.free)

@@ -10,6 +10,7 @@ import pandas as pd
 
 from alphastomics._keys import CONFIDENCE_SUFFIX, PLACED_SUFFIX
 from alphastomics.data._checks import check_key
+from alphastomics.data._plane import constant_column, find_bounds
 from alphastomics.data._slices import resolve_slice_key, slice_rows
 from alphastomics.tl._tables import read_coordinates, read_uncertainty
 
@@ -92,6 +93,22 @@ def check_same_dims(
             f'obsm["{truth}"] has shape {true.shape}, obsm["{prediction}"] has shape {predicted.shape}; '
             f"pass keys of positions of equal dimension as {argument}=… and prediction=…"
         )
+
+
+def planar(
+    true: NDArray[np.float64], predicted: NDArray[np.float64], *, free: bool
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Positions of the same cells, (n, n_dims), without a third column that is constant in both.
+
+    ``free`` is whether the two frames differ, so that the constants may differ.
+    """
+    if not len(true):
+        return true, predicted
+    groups = (true, predicted) if free else (np.concatenate([true, predicted]),)
+    column = constant_column(np.stack([find_bounds(points) for points in groups]))
+    if column is None:
+        return true, predicted
+    return np.delete(true, column, axis=1), np.delete(predicted, column, axis=1)
 
 
 def read_slices(adata: AnnData, prediction: str | None, library_key: str | None) -> list[PlacedSlice]:

@@ -16,10 +16,11 @@ import scipy.sparse as sp
 from sklearn.preprocessing import StandardScaler
 
 from alphastomics.config import Stage1Options, Stage2Options
-from alphastomics.data import fit_schema
+from alphastomics.data import AnnDataSource, fit_schema, read_dataset
 from alphastomics.data._order import hilbert_order
 from alphastomics.data.parquet._columns import from_arrow
 from alphastomics.data.parquet._dataset import DatasetInfo
+from alphastomics.data.parquet._source import ParquetSource
 from alphastomics.data.preprocess import _stage1
 from alphastomics.data.preprocess._run import preprocess, stage1, stage2
 from alphastomics.datasets import synthetic_tissue
@@ -191,6 +192,24 @@ def test_sections_have_their_number_as_height(raw, tmp_path):
     for _, cells in groups:
         assert (cells.position[:, 2] == 10.0 * int(cells.slice_id[-1])).all()
     assert info.schema.n_dims == 3
+
+
+@pytest.mark.parametrize("frame", ["slice", "shared"])
+def test_a_dataset_in_a_plane_is_described_as_an_anndata_of_its_cells(raw, tmp_path, frame):
+    for path in raw.iterdir():
+        adata = ad.read_h5ad(path)
+        adata.obsm["spatial"] = np.insert(adata.obsm["spatial"], 1, 7.0, axis=1)
+        adata.write_h5ad(path)
+    options = Stage2Options(frame=frame, train_ratio=1.0, val_ratio=0.0)
+    preprocess(raw, tmp_path / "out", Stage1Options(position_is_3d=True), options)
+    schema, cells = DatasetInfo.read(tmp_path / "out").schema, read_dataset(tmp_path / "out", "train")
+    expected = fit_schema(cells, frame=frame)
+    assert (schema.n_dims, schema.plane, len(schema.center)) == (2, (1, 7.0), 2)
+    assert (expected.n_dims, expected.plane) == (2, (1, 7.0))
+    assert (schema.scale, schema.spacing) == pytest.approx((expected.scale, expected.spacing))
+    sources = ParquetSource(tmp_path / "out"), AnnDataSource(cells, expected, positions=True)
+    for one, other in zip(*(source.slices for source in sources), strict=True):
+        np.testing.assert_array_equal(one.position, other.position)
 
 
 def test_the_tenth_section_does_not_come_before_the_second(raw, tmp_path, caplog):

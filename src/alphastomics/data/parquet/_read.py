@@ -177,7 +177,7 @@ def read_dataset(data_dir: str | PathLike[str], split: str = "test") -> ad.AnnDa
         for cells in _read_shard(folder / FOLDER / shard.file, shard, info)
     ]
     try:
-        return to_anndata(parts, GeneMetadata(info.schema.genes, info.schema.n_dims, info.unmeasured))
+        return to_anndata(parts, GeneMetadata(info.schema.genes, info.schema.n_columns, info.unmeasured))
     except Exception as error:  # a damaged dataset can raise anything
         raise ValueError(f"{folder}: {describe_error(error)}; make the dataset again") from error
 
@@ -259,7 +259,7 @@ def _read_gene_metadata(path: Path, schema: pa.Schema) -> GeneMetadata:
             "or write it with alphastomics.data.write_parquet"
         )
     info = DatasetInfo.read(folder, check=False)
-    return GeneMetadata(info.schema.genes, info.schema.n_dims, info.unmeasured)
+    return GeneMetadata(info.schema.genes, info.schema.n_columns, info.unmeasured)
 
 
 def to_anndata(parts: Sequence[Part], metadata: GeneMetadata) -> ad.AnnData:

@@ -14,6 +14,7 @@ import scipy.sparse as sp
 from alphastomics._io._errors import describe_error
 from alphastomics.config import SourceConfig
 from alphastomics.data._encode import Encoder, dense_rows, thin_rows
+from alphastomics.data._plane import leave_out_column
 from alphastomics.data._slices import encode_labels
 from alphastomics.data._sources import SliceCells
 from alphastomics.data.parquet._columns import (
@@ -123,7 +124,8 @@ class ParquetSource:
             raise ValueError(f"{self.folder} has no cells in the splits that are read; make the dataset again")
         self._library_size: NDArray[np.float64] = np.concatenate([each.library_size for each in cells])
         self._cell_type = np.concatenate([encode_labels(each.labels, self.schema.cell_types) for each in cells])
-        self._arrange(names, np.concatenate([each.position for each in cells])[:, : self.schema.n_dims])
+        n_columns = (self.schema if self.schema.plane is None else self.info.schema).n_columns
+        self._arrange(names, np.concatenate([each.position for each in cells])[:, :n_columns])
 
     def _arrange(self, names: Sequence[str], position: NDArray[np.float64]) -> None:
         """Group row groups by slice."""
@@ -133,7 +135,7 @@ class ParquetSource:
         slices, self._pieces = [], []
         for name, groups in zip(names, by_slice, strict=True):
             rows = np.concatenate([np.arange(group.start, group.start + group.n_cells) for group in groups])
-            slices.append(SliceCells(name, rows, position[rows]))
+            slices.append(SliceCells(name, rows, leave_out_column(position[rows], self.schema, name)))
             self._pieces.append(np.split(np.arange(len(rows)), np.cumsum([group.n_cells for group in groups])[:-1]))
         self.slices: tuple[SliceCells, ...] = tuple(slices)
         genes = np.asarray(self.schema.genes, dtype=object)

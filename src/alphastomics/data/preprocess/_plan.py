@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alphastomics.data._fit_schema import fit_frame, fit_spacing, floor_scale, measure_extent
+from alphastomics.data._plane import find_plane
 from alphastomics.data._schema import TissueSchema
 from alphastomics.data.parquet._columns import DENSE, POSITION, SIZE, read_position
 from alphastomics.data.parquet._dataset import SPLITS
@@ -16,13 +17,12 @@ from alphastomics.data.parquet._files import GROUP_VALUES, ROW_GROUP
 from alphastomics.data.preprocess._shards import ShardTask
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from alphastomics.config import Stage2Options
-    from alphastomics.data._fit_schema import Extent
     from alphastomics.data._matrix import Moments
     from alphastomics.data._schema import ResolvedTransform
     from alphastomics.data._values import ValueKind
@@ -175,21 +175,23 @@ class Plan:
                 room -= len(group)
         return [tuple((stored, tuple(groups)) for stored, groups in shard) for shard in shards]
 
-    def _extents(self) -> dict[str, Extent]:
-        """Extents of the training cells of each slice."""
-        extents = {}
+    def _positions(self) -> Iterator[tuple[str, NDArray[np.float64]]]:
+        """Name and positions (n, D) of the training cells of each slice."""
         for each, code in zip(self.slices, self.codes, strict=True):
             if (code == 0).any():
-                position = read_position(each.column(POSITION))[code == 0, : each.n_dims]
-                extents[each.name] = measure_extent(each.name, position)
-        return extents
+                yield each.name, read_position(each.column(POSITION))[code == 0, : each.n_dims]
 
     def schema(self, moments: Moments, totals: NDArray[np.float64]) -> TissueSchema:
         """The schema, fitted to the training cells."""
-        first, extents = self.slices[0], self._extents()
+        first, plane = self.slices[0], find_plane(self._positions(), self.options.frame, "spatial")
+        extents = {
+            name: measure_extent(name, position if plane is None else np.delete(position, plane[0], axis=1))
+            for name, position in self._positions()
+        }
+        n_dims = first.n_dims if plane is None else 2
         scale, center = fit_frame(extents, self.options.frame)
         if not self.options.normalize_position:
-            scale, center = 1.0, (0.0,) * first.n_dims
+            scale, center = 1.0, (0.0,) * n_dims
         log1p = self.transform == "log1p"
         complete = all(each.measured.all() for each in self.slices)
         share = totals / totals.sum() if complete and log1p else self.share
@@ -203,7 +205,7 @@ class Plan:
             gene_scale=tuple(floor_scale(moments.sd).tolist() if scaled else [1.0] * len(first.genes)),
             gene_share=tuple(share.tolist()) if log1p else (),
             frame=self.options.frame,
-            n_dims=first.n_dims,
+            n_dims=n_dims,
             scale=scale,
             spacing=fit_spacing(extents),
             center=center,
@@ -215,4 +217,5 @@ class Plan:
             layer=None,
             sequence_key=None,
             value_kind=self.kind,
+            plane=plane,
         )
