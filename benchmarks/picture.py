@@ -42,12 +42,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         asx.tl.reconstruct(cells, model=model)
     cells.obsm["spatial"] = fold.truth[fold.order]
     cells.obs[COLOR] = np.asarray(held_out.obs["cell_type"])[fold.order]
-    titles = ("held-out embryo", "placed from expression")
-    axes = asx.pl.reconstruction(cells, color=COLOR, confidence=False, title=titles, figsize=(10, 4.6), show=False)
-    for axis in np.ravel(axes):
-        if axis.get_legend() is not None:
-            axis.get_legend().remove()
-    np.ravel(axes)[0].figure.savefig(options.output, dpi=110, bbox_inches="tight")
+    titles = ("true positions", "placed from expression", "confidence")
+    axes = asx.pl.reconstruction(
+        cells, color=COLOR, title=titles, units="field of view", figsize=(12, 4.2), show=False
+    )
+    figure = np.ravel(axes)[0].figure
+    for legend in figure.legends:  # 22 cell types
+        legend.remove()
+    figure.savefig(options.output, dpi=90, bbox_inches="tight")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import os
@@ -368,7 +369,9 @@ def tiny_demo(tmp_path, monkeypatch) -> list[str]:
 
 def check_demo(folder: Path, text: str) -> dict[str, dict[str, float]]:
     """The files of a demo, and that what was printed is what was written."""
-    assert files_in(folder) == [f"demo/{name}" for name in ("reconstruction.h5ad", "reconstruction.png", "scores.json")]
+    assert files_in(folder) == [
+        f"demo/{name}" for name in ("reconstruction.h5ad", "reconstruction.png", "report.html", "scores.json")
+    ]
     scores = json.loads((folder / "demo/scores.json").read_text())
     assert list(scores) == ["AlphaSTomics", "25-NN regression", "chance", "oracle within type"]
     header, *lines = text.splitlines()
@@ -378,7 +381,12 @@ def check_demo(folder: Path, text: str) -> dict[str, dict[str, float]]:
         assert [float(value) for value in printed[name]] == pytest.approx(
             [values[name] for values in scores.values()], rel=1e-3
         )
-    assert (folder / "demo/reconstruction.png").read_bytes().startswith(b"\x89PNG")
+    image = (folder / "demo/reconstruction.png").read_bytes()
+    assert image.startswith(b"\x89PNG")
+    report = (folder / "demo/report.html").read_text()
+    assert base64.b64encode(image).decode() in report
+    assert f"<td>{scores['AlphaSTomics']['distance_spearman']:.4g}</td>" in report
+    assert not re.search(r"""(src|href)=["'](?!data:)""", report)
     return scores
 
 

@@ -63,7 +63,7 @@ def demo(
     Parameters
     ----------
     output_dir
-        Folder for ``reconstruction.png``, ``scores.json`` and ``reconstruction.h5ad``.
+        Folder for ``report.html``, ``reconstruction.png``, ``scores.json`` and ``reconstruction.h5ad``.
     seed
         Seed of the tissue, the initial weights and all random numbers of training.
     """

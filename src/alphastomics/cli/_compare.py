@@ -9,6 +9,7 @@ from alphastomics import _keys
 from alphastomics._io._atomic import replacing, write_text
 from alphastomics._rank import is_first, quiet_unless_first
 from alphastomics.cli._output import number, prepare_folder, write_figure, write_h5ad, write_json
+from alphastomics.cli._report import write_report
 from alphastomics.config import SetupConfig
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ MAX_SECONDS = 300.0  # of training in a demo
 MODEL, REGRESSION = "AlphaSTomics", "25-NN regression"
 ROWS = {"prediction": MODEL, "chance": "chance", "oracle": "oracle within type"}
 NAME = "comparison"
+DEMO_FILES = {
+    "reconstruction.png": "the figure above",
+    "scores.json": "the scores above",
+    "reconstruction.h5ad": "the placed cells, with true and predicted positions in obsm",
+}
 
 
 def run_demo(output_dir: Path, options: FitOptions, seed: int) -> pd.DataFrame | None:
@@ -81,12 +87,25 @@ def score_demo(query: AnnData, reference: AnnData) -> pd.DataFrame:
 
 
 def write_demo(query: AnnData, table: pd.DataFrame, output_dir: Path) -> None:
-    """Write the figure, the scores and the cells."""
+    """Write the figure, the scores, the cells, and a report, and log their paths."""
     from alphastomics.pl import reconstruction
 
     write_figure(output_dir / "reconstruction.png", reconstruction(query, show=False))
     write_json(output_dir / "scores.json", table.to_dict(orient="index"))
     write_h5ad(output_dir / "reconstruction.h5ad", query)
+    write_report(
+        output_dir / "report.html",
+        "AlphaSTomics demo",
+        text=f"A simulated tissue has three slices. A model was trained on two of them, and placed the {query.n_obs:,} cells of the "
+        "third from their expression alone. Its placement is compared with a regression on the 25 nearest cells in expression, with "
+        "chance, and with cells that are permuted within their types (oracle).",
+        figure=output_dir / "reconstruction.png",
+        scores=table,
+        record=query.uns[_keys.RECONSTRUCTED],
+        files=DEMO_FILES,
+    )
+    for name in ("report.html", *DEMO_FILES):
+        logger.info("Written: %s", output_dir / name)
 
 
 def check_scores(table: pd.DataFrame, output_dir: Path) -> None:

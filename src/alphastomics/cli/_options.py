@@ -213,7 +213,7 @@ class DemoOptions(FitOptions):
     """Options of a training of a few minutes: a model that only places cells, with small contexts."""
 
     mode: Mode = "expr_to_pos"
-    max_time: float | str | None = 240.0
+    max_time: float | str | None = 120.0
     batch_size: int = 256
     context_size: int | Literal["auto"] | None = 256
 
