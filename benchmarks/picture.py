@@ -43,9 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     cells.obsm["spatial"] = fold.truth[fold.order]
     cells.obs[COLOR] = np.asarray(held_out.obs["cell_type"])[fold.order]
     titles = ("true positions", "placed from expression", "confidence")
-    axes = asx.pl.reconstruction(
-        cells, color=COLOR, title=titles, units="field of view", figsize=(12, 4.2), show=False
-    )
+    axes = asx.pl.reconstruction(cells, color=COLOR, title=titles, units="field of view", figsize=(12, 4.2), show=False)
     figure = np.ravel(axes)[0].figure
     for legend in figure.legends:  # 22 cell types
         legend.remove()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from inspect import cleandoc
@@ -43,11 +43,14 @@ class Details:
 
 
 NO_DETAILS = Details()
+MIN_SIMILARITY = 0.6  # of an unknown argument to the known one that is suggested
 SISTER_NAMES = {
     "basis": "position_key",
     "batch_key": "slice_key",
     "labels_key": "cell_type_key",
+    "learning_rate": "lr",
     "library_key": "slice_key",
+    "lr": "plan_kwargs",
     "n_epochs": "max_epochs",
     "obsm_key": "position_key",
     "sample_key": "slice_key",
@@ -55,7 +58,7 @@ SISTER_NAMES = {
     "spatial_key": "position_key",
     "use_gpu": "accelerator",
 }
-"""Arguments of scanpy, squidpy and scvi-tools, and what they are called here."""
+"""Arguments of scanpy, squidpy and scvi-tools, what they are called here, and the argument that contains a field."""
 
 
 def setting(default: Any, **details: Any) -> Any:
@@ -135,7 +138,14 @@ class Setting(NamedTuple):
                 return None
             number = " or a number" * self._takes_numbers
             return f"is unknown; choose from {', '.join(map(repr, self.choices))}{number}"
-        return self._out_of_range(value) if self._takes_numbers and not isinstance(value, str) else None
+        if isinstance(value, str) and (str in self.kinds or value in self.choices):
+            return None
+        if bool in self.kinds and isinstance(value, str):  # any text is true
+            return "must be True or False"
+        classes: tuple[Any, ...] = tuple(kind for kind in self.kinds if is_dataclass(kind))
+        if classes and not isinstance(value, classes):
+            return f"must be {' or '.join(kind.__name__ for kind in classes)}(…)"
+        return self._out_of_range(value) if self._takes_numbers else None
 
     @property
     def _takes_numbers(self) -> bool:
@@ -145,7 +155,9 @@ class Setting(NamedTuple):
         d = self.details
         bounds = (d.ge, d.gt, d.le, d.lt)
         if all(bound is None for bound in bounds):
-            return None
+            fractional = float not in self.kinds and isinstance(value, Real) and not isinstance(value, Integral)
+            number = "a number" if float in self.kinds else "a whole number"
+            return f"must be {number}" if fractional or isinstance(value, str) else None
         fits = (
             _is_number(value)
             and (float in self.kinds or isinstance(value, Integral))
@@ -224,6 +236,8 @@ def check(config: Any) -> None:
     declared = settings_of(cls)
     for name, entry in declared.items():
         value = getattr(config, name)
+        if value is None and entry.default is not None:
+            raise ValueError(f"{name}=None is not a value; leave it out for the default, {entry.default!r}")
         problem = entry.problem(value)
         if problem is not None:
             raise ValueError(f"{name}={value!r} {problem}")
@@ -260,12 +274,14 @@ def check_names(values: Mapping[str, Any], *classes: Any) -> None:
 
 
 def unexpected_argument(name: str, names: Iterable[str], caller: str = "") -> TypeError:
-    """The error for an unknown argument of a function, with the known one that was probably meant."""
-    names = list(names)
-    meant = SISTER_NAMES.get(name)
-    meant = meant if meant in names else nearest(name, names)
+    """The error for an unknown argument of a function, with the known one that was probably meant, if one is similar."""
+    names, meant = list(names), name
+    while meant in SISTER_NAMES and meant not in names:
+        meant = SISTER_NAMES[meant]
+    similar = [meant] if meant in names else get_close_matches(name[:LONGEST], names, n=1, cutoff=MIN_SIMILARITY)
     where = f"{caller}() got an " if caller else ""
-    return TypeError(f"{where}unexpected keyword argument {name!r}; did you mean {meant!r}?")
+    remedy = f"did you mean {similar[0]!r}?" if similar else "leave it out"
+    return TypeError(f"{where}unexpected keyword argument {name!r}; {remedy}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

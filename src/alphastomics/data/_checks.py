@@ -27,6 +27,7 @@ MIN_CELLS = 10
 
 
 OTHER_CONTAINERS = {
+    "AlphaSTomics": "pass a trained model as model=…",
     "SpatialData": "convert it with alphastomics.pp.from_spatialdata",
     "MuData": "pass one of its modalities",
     "Raw": "pass adata.raw.to_adata()",
@@ -41,21 +42,27 @@ def check_type(adata: object, argument: str = "adata") -> None:
         )
     if not isinstance(adata, ad.AnnData):
         kind = type(adata).__name__
-        raise TypeError(f"{argument} is a {kind}, not an AnnData; {OTHER_CONTAINERS.get(kind, 'pass an AnnData')}")
+        article = "an" if kind[0] in "AEIOU" else "a"
+        remedy = OTHER_CONTAINERS.get(kind, "pass an AnnData")
+        raise TypeError(f"{argument} is {article} {kind}, not an AnnData; {remedy}")
 
 
 def check_in_memory(adata: AnnData, argument: str = "adata") -> None:
     """Raise an error for an object that is no AnnData, or one that is not in memory."""
     check_type(adata, argument)
     if adata.isbacked:
-        raise ValueError("The AnnData is backed by a file; read it into memory first with adata.to_memory().")
+        raise ValueError(f"{argument} is backed by a file; read it into memory first with {argument}.to_memory().")
 
 
-def check_key(where: str, mapping: Mapping[str, object] | pd.DataFrame, key: str, argument: str) -> None:
-    """Raise a KeyError for a missing key."""
+def check_key(
+    where: str, mapping: Mapping[str, object] | pd.DataFrame, key: str, argument: str, remedy: str | None = None
+) -> None:
+    """Raise a KeyError for a missing key, and a TypeError for one that is not text."""
+    if not isinstance(key, str):
+        raise TypeError(f"{argument}={key!r} is not text; pass one key of {where}")
     if key not in mapping:
         found = ", ".join(map(repr, mapping.keys())) or "nothing"
-        raise KeyError(f'{where}["{key}"] is missing (found: {found}); pass {argument}=…')
+        raise KeyError(f'{where}["{key}"] is missing (found: {found}); {remedy or f"pass {argument}=…"}')
 
 
 def read_sequence(adata: AnnData, key: str) -> NDArray[np.float64]:
@@ -91,17 +98,24 @@ def check_genes(names: Iterable[object]) -> tuple[str, ...]:
     return tuple(index)
 
 
+def expression_key(layer: str | None) -> str:
+    """``X`` or a layer, for a message."""
+    return "X" if layer is None else f'layers["{layer}"]'
+
+
 def expression_matrix(adata: AnnData, layer: str | None) -> Matrix:
     """Read ``X`` or a layer as CSR or a plain array, copied only where the format changes."""
+    where = expression_key(layer)
     if layer is None:
-        where, values = "X", adata.X
+        values = adata.X
         if values is None:
+            raw = "" if adata.raw is None else ", or use adata.raw.to_adata()"
             raise KeyError(
-                f"X is missing; pass layer=… (layers: {', '.join(map(repr, adata.layers.keys())) or 'none'})"
+                f"X is missing; pass layer=… (layers: {', '.join(map(repr, adata.layers.keys())) or 'none'}){raw}"
             )
     else:
         check_key("layers", adata.layers, layer, "layer")
-        where, values = f'layers["{layer}"]', adata.layers[layer]
+        values = adata.layers[layer]
     if not (sp.issparse(values) or isinstance(values, np.ndarray)):
         kind = f"{type(values).__module__}.{type(values).__name__}"
         raise ValueError(f"{where} is a {kind}; store a scipy.sparse or numpy array (adata.to_memory()).")
@@ -115,7 +129,7 @@ def read_expression(
     check_measured(adata)
     matrix = expression_matrix(adata, layer)
     summary = summarize_values(matrix)
-    chosen = resolve_transform(transform, summary)
+    chosen = resolve_transform(transform, summary, expression_key(layer))
     check_values(summary, adata, layer, chosen)
     return matrix, chosen, summary
 
@@ -157,13 +171,13 @@ def summarize_values(matrix: Matrix) -> ValueSummary:
     return ValueSummary(evidence.kind, evidence.integer, evidence.n_nonzero, nonfinite, negative)
 
 
-def resolve_transform(transform: str, summary: ValueSummary) -> ResolvedTransform:
-    """Resolve ``"auto"``: ``"log1p"`` if and only if all values are counts."""
+def resolve_transform(transform: str, summary: ValueSummary, where: str = "X") -> ResolvedTransform:
+    """Resolve ``"auto"``: ``"log1p"`` if and only if all values are counts; errors name the matrix, ``where``."""
     check_choice("transform", transform, ("auto", "log1p", "none"))
     if transform == "auto":
         if summary.kind == "signed" and summary.integer:
             raise ValueError(
-                "some values are negative and all are integers, so that they are neither counts nor standardized values; correct the "
+                f"{where}: some values are negative and all are integers, so that they are neither counts nor standardized values; correct the "
                 'negative values, or pass transform="none" if they are right'
             )
         return "log1p" if summary.counts else "none"
@@ -172,7 +186,7 @@ def resolve_transform(transform: str, summary: ValueSummary) -> ResolvedTransfor
 
 def check_values(summary: ValueSummary, adata: AnnData, layer: str | None, transform: str) -> None:
     """Raise an error for NaN and infinity, and for negative values under ``"log1p"``."""
-    where = "X" if layer is None else f'layers["{layer}"]'
+    where = expression_key(layer)
 
     def of(place: tuple[int, int]) -> str:
         return f"gene {str(adata.var_names[place[1]])!r} in cell {str(adata.obs_names[place[0]])!r}"
@@ -196,17 +210,13 @@ def read_position(adata: AnnData, key: str, *, missing: bool, n_dims: int | None
     None.
     """
     check_key("obsm", adata.obsm, key, "position_key")
-    where = f'obsm["{key}"]'
-    try:
-        position = np.array(adata.obsm[key], dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{where} is not a numeric array; store floats of shape (n_cells, 2 or 3).") from error
-    if position.ndim != 2:
-        raise ValueError(f"{where} has {position.ndim} dimensions, not 2 (cells × coordinates).")
+    where, position = f'obsm["{key}"]', numeric_position(adata, key)
     allowed = (2, 3) if n_dims is None else (n_dims,)
     if position.shape[1] not in allowed:
         expected = " or ".join(map(str, allowed))
-        raise ValueError(f"{where} has {position.shape[1]} columns, not {expected}.")
+        raise ValueError(
+            f"{where} has {position.shape[1]} columns, not {expected}; store floats of shape (n_cells, {expected})."
+        )
     bad = ~np.isfinite(position) if not missing else np.isinf(position)
     if bad.any():
         cells = np.flatnonzero(bad.any(axis=1))
@@ -215,6 +225,21 @@ def read_position(adata: AnnData, key: str, *, missing: bool, n_dims: int | None
             f"{str(adata.obs_names[cells[0]])!r}; remove these cells"
             + ("." if missing else ", or place them with tl.reconstruct.")
         )
+    return position
+
+
+def numeric_position(adata: AnnData, key: str) -> NDArray[np.float64]:
+    """A copy of ``obsm[key]`` as float64, which must be real numbers of shape (n_cells, n_dims)."""
+    where, remedy = f'obsm["{key}"]', "store floats of shape (n_cells, 2 or 3)"
+    values = adata.obsm[key]
+    try:
+        if np.iscomplexobj(values):
+            raise TypeError("complex numbers")
+        position = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where} is not a numeric array; {remedy}.") from error
+    if position.ndim != 2:
+        raise ValueError(f"{where} has {position.ndim} dimensions, not 2 (cells × coordinates); {remedy}.")
     return position
 
 

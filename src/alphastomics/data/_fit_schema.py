@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SCALE_FLOOR = 0.1  # of standard deviations, relative to their median
+_ROUNDING = 1e-6  # of a standard deviation, relative to the mean
 _RADIUS_RATIO = 5.0  # of the largest slice to the smallest, above which a warning is issued
 
 
@@ -108,7 +109,9 @@ def fit_schema(
         read_sequence(adata, sequence_key)
     placed: NDArray[np.bool_] = np.all(np.isfinite(position), axis=1)
     if not placed.any():
-        raise ValueError(f'obsm["{position_key}"] has no finite position; the reference requires cells with positions.')
+        raise ValueError(
+            f'no cell of the reference has a position in obsm["{position_key}"]; pass cells with positions.'
+        )
     slices = [(name, rows[placed[rows]]) for name, rows in slice_rows(adata, slice_key)]
     groups = [(name, position[rows]) for name, rows in slices if len(rows)]
     plane = find_plane(groups, frame, position_key)
@@ -229,6 +232,7 @@ def _fit_expression(
     if transform == "none":
         for rows in row_blocks(reference, n_genes):
             moments.add(canonical(matrix[rows]))
+        _check_variation(moments)
         return None, np.empty(0), moments.mean, floor_scale(moments.sd)
     sizes, totals = _depth(matrix, reference)
     library_size = float(np.median(sizes[sizes > 0]))
@@ -240,6 +244,7 @@ def _fit_expression(
         block.data = np.log1p(block.data * np.repeat(factor, np.diff(block.indptr)))
         moments.add(block)
         done += len(rows)
+    _check_variation(moments)
     return library_size, totals / totals.sum(), moments.mean, floor_scale(moments.sd)
 
 
@@ -253,6 +258,12 @@ def _depth(matrix: Matrix, reference: NDArray[np.int64]) -> tuple[NDArray[np.flo
     if not totals.any():
         raise ValueError("all expression values of the reference are zero; check layer=…")
     return np.concatenate(sizes), totals
+
+
+def _check_variation(moments: Moments) -> None:
+    """Raise an error if all cells have the same expression, up to rounding errors."""
+    if not (moments.sd > _ROUNDING * np.abs(moments.mean)).any():
+        raise ValueError("no gene varies between the cells of the reference; check X or layer=…, and pass other cells")
 
 
 def floor_scale(sd: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pandas as pd
 
-from alphastomics.data._checks import check_genes, check_in_memory, expression_matrix
+from alphastomics._io._errors import format_names
+from alphastomics.data._checks import check_genes, check_in_memory, expression_key, expression_matrix
 from alphastomics.data._schema import CLIP
 
 if TYPE_CHECKING:
@@ -49,22 +50,31 @@ def read_partial(adata: AnnData, schema: TissueSchema) -> PartialExpression:
     Raises
     ------
     ValueError
-        If values are infinite, or negative under ``"log1p"``.
+        If values are infinite, or negative under ``"log1p"``, or no gene is in the schema.
     """
     check_in_memory(adata)
-    columns = pd.Index(check_genes(adata.var_names)).get_indexer(pd.Index(schema.genes))
+    names = check_genes(adata.var_names)
+    columns = pd.Index(names).get_indexer(pd.Index(schema.genes))
     present = np.flatnonzero(columns >= 0)
+    if not len(present):
+        raise ValueError(
+            f"var_names contains none of the {schema.n_genes} genes (reference: {format_names(schema.genes)}; these cells: "
+            f"{format_names(names)}); use the gene identifiers of the reference, or leave out inpaint=True"
+        )
     matrix = expression_matrix(adata, schema.layer)[:, columns[present]]
     values = np.full((adata.n_obs, schema.n_genes), np.nan)
     values[:, present] = matrix if isinstance(matrix, np.ndarray) else matrix.toarray()
+    where = expression_key(schema.layer)
     if np.isinf(values).any():
-        raise ValueError("Expression has infinite values; unknown values are NaN.")
+        raise ValueError(f"{where} has infinite values; replace them, by NaN if they are unknown")
     known = np.isfinite(values)
     if schema.transform == "none":
         network = (values - schema.gene_mean) / schema.gene_scale
         return PartialExpression(values, _clip(network), np.full(adata.n_obs, np.nan))
     if (values[known] < 0).any():
-        raise ValueError("Expression has negative values, which log1p does not support; unknown values are NaN.")
+        raise ValueError(
+            f"{where} has negative values, which log1p does not support; store raw counts, and NaN for unknown values"
+        )
     share = known @ np.asarray(schema.gene_share)
     size = np.nansum(values, axis=1)
     total = np.divide(size, share, out=np.full(len(size), np.nan), where=share > 0)

@@ -60,6 +60,8 @@ def slice_rows(adata: AnnData, slice_key: str | None, *, missing: bool = False) 
             f'obs["{slice_key}"] is missing for {int(absent.sum())} cells; fill in their slice, or remove them.'
         )
     known = everything[~absent]
+    if not len(known):
+        return [(NO_SLICE, everything)] if len(everything) else []
     codes, unique = pd.factorize(np.array([str(name) for name in names[~absent]], dtype=object), sort=True)
     order = np.argsort(codes, kind="stable")
     bounds = np.searchsorted(codes[order], np.arange(1, len(unique)))
@@ -71,8 +73,16 @@ def categories(adata: AnnData, key: str | None, argument: str) -> tuple[str, ...
     """Sorted values of a column of ``obs``; none without a key."""
     if key is None:
         return ()
-    check_key("obs", adata.obs, key, argument)
+    check_labels(adata, key, argument)
     return tuple(sorted({str(value) for value in adata.obs[key].dropna().unique()}))
+
+
+def check_labels(adata: AnnData, key: str, argument: str) -> None:
+    """Raise an error for a missing column of ``obs``, and for one of fractional numbers, which are no labels."""
+    check_key("obs", adata.obs, key, argument)
+    column = adata.obs[key]
+    if pd.api.types.is_float_dtype(column) and (column.dropna() % 1 != 0).any():
+        raise ValueError(f'obs["{key}"] has fractional numbers, not labels; pass {argument}=… of a column with labels')
 
 
 def encode_labels(labels: pd.Series, names: tuple[str, ...]) -> NDArray[np.int64]:

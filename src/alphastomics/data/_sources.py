@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import pandas as pd
@@ -13,6 +13,8 @@ from alphastomics._io._errors import format_names
 from alphastomics.data._checks import (
     check_genes,
     check_in_memory,
+    check_key,
+    expression_key,
     read_expression,
     read_position,
     read_sequence,
@@ -130,7 +132,7 @@ class AnnDataSource:
     KeyError
         If the layer, the positions or, for cells with positions, the slices are missing.
     ValueError
-        If fewer than half of the genes are present, values are invalid, or they are of another kind than those of the reference.
+        If fewer than half of the genes are present, values are invalid or all zero, or they are of another kind than those of the reference.
 
     Warns
     -----
@@ -140,6 +142,7 @@ class AnnDataSource:
 
     def __init__(self, adata: AnnData, schema: TissueSchema, *, positions: bool, expression: bool = True) -> None:
         check_in_memory(adata)
+        _check_keys(adata, schema, positions=positions, expression=expression)
         self.schema = schema
         self.buffer_size: int | None = None
         self.n_cells: int = adata.n_obs
@@ -183,7 +186,14 @@ class AnnDataSource:
         return np.concatenate(sums) if sums else np.empty(0)
 
     def _check_scale(self, values: ValueSummary) -> None:
-        """Raise an error if values are of another kind than those of the reference, and warn if their depth differs."""
+        """Raise an error if values are zero or of another kind than those of the reference, and warn if their depth differs."""
+        if self.n_cells and (
+            not values.n_nonzero or (self.schema.transform == "log1p" and not self._library_size.any())
+        ):
+            raise ValueError(
+                f"all values of these cells in {expression_key(self.schema.layer)} are zero for the genes of the reference; store their "
+                "expression there, as in the reference."
+            )
         message, depth, is_distant = describe_difference(self.schema.value_kind, values), "", False
         if self.schema.transform == "log1p":
             filled = self._library_size[self._library_size > 0]
@@ -278,6 +288,20 @@ class AnnDataSource:
     def library_size(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Sum the measured genes of some cells in user units, shape (k,)."""
         return self._library_size[rows]
+
+
+def _check_keys(adata: AnnData, schema: TissueSchema, *, positions: bool, expression: bool) -> None:
+    """Raise a KeyError for a key of the reference that is read and that these cells lack."""
+    needed: list[tuple[str, Any, str | None, str]] = []
+    if expression:
+        needed += [("layers", adata.layers, schema.layer, "layer")]
+    if positions:
+        needed += [("obsm", adata.obsm, schema.position_key, "position_key")]
+        needed += [("obs", adata.obs, schema.slice_key, "slice_key")]
+    for where, mapping, key, argument in needed:
+        if key is not None:
+            remedy = f"store it there, where the reference has it, or fit the reference with another {argument}=…"
+            check_key(where, mapping, key, argument, remedy)
 
 
 def _read_slices(adata: AnnData, schema: TissueSchema, *, positions: bool) -> tuple[SliceCells, ...]:

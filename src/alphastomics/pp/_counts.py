@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import scipy.sparse as sp
 
-from alphastomics.data._checks import check_matrix
-from alphastomics.data._matrix import as_matrix, canonical
+from alphastomics.data._checks import check_in_memory, expression_key, expression_matrix, summarize_values
+from alphastomics.data._matrix import canonical
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -50,7 +50,7 @@ def restore_counts(
     KeyError
         If there is no such layer.
     ValueError
-        If values are negative or not finite, or if those of more than 1 % of the cells are not integers after the transform, because they were
+        If values are counts already, negative or not finite, or if those of more than 1 % of the cells are not integers after the transform, because they were
         corrected, scaled or smoothed.
 
     Examples
@@ -59,12 +59,17 @@ def restore_counts(
     >>> asx.pp.restore_counts(query)
     >>> asx.tl.reconstruct(query, reference, layer="counts")
     """
-    where = "X" if layer is None else f'layers["{layer}"]'
-    if layer is not None and layer not in adata.layers:
-        raise KeyError(f"{where} is missing; there are {sorted(adata.layers)}")
-    values = canonical(check_matrix(as_matrix(adata.X if layer is None else adata.layers[layer]), where))
+    check_in_memory(adata)
+    where, matrix = expression_key(layer), expression_matrix(adata, layer)
+    if summarize_values(matrix).counts:
+        raise ValueError(
+            f"{where} has counts already; use them as they are, or pass layer=… with log-normalized values"
+        )
+    values = canonical(matrix)
     if not np.isfinite(values.data).all() or (values.data < 0).any():
-        raise ValueError(f"{where} has negative, NaN or infinite values, which are not logarithms of counts.")
+        raise ValueError(
+            f"{where} has negative, NaN or infinite values, which are not logarithms of counts; pass layer=… with log-normalized values"
+        )
     filled = np.flatnonzero(np.diff(values.indptr))
     cell = np.repeat(np.arange(values.shape[0]), np.diff(values.indptr))
     molecules, smallest = np.expm1(values.data), np.ones(values.shape[0])
@@ -78,7 +83,7 @@ def restore_counts(
     if (~is_integer).sum() > (1 - SHARE) * len(is_integer):
         raise ValueError(
             f"the values of {(~is_integer).mean():.0%} of the cells in {where} are not logarithms of counts at a common library size; "
-            "corrected, scaled or smoothed values cannot be restored."
+            "corrected, scaled or smoothed values cannot be restored; pass layer=… with log-normalized values, or use raw counts"
         )
     result = adata.copy() if copy else adata
     counts = sp.csr_matrix((np.rint(restored).astype(np.float32), values.indices, values.indptr), shape=values.shape)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from alphastomics import _keys
-from alphastomics.data._checks import read_position
+from alphastomics.data._checks import check_type, read_position
 from alphastomics.data._slices import resolve_slice_key, slice_rows
 
 if TYPE_CHECKING:
@@ -77,10 +78,11 @@ def hide_positions(
     >>> asx.tl.reconstruct(adata)
     >>> asx.tl.evaluate(adata, truth="spatial_truth")
     """
+    check_type(adata)
     if slices is None and fraction is None:
         raise ValueError("pass slices=… to hide whole slices, fraction=… to hide random cells, or both")
-    if fraction is not None and not 0 < fraction < 1:
-        raise ValueError(f"fraction={fraction} must be between 0 and 1; pass slices=… to hide whole slices")
+    if fraction is not None and not (isinstance(fraction, Real) and 0 < fraction < 1):
+        raise ValueError(f"fraction={fraction!r} must be between 0 and 1; pass slices=… to hide whole slices")
     truth_key = position_key + TRUTH_SUFFIX
     if truth_key in adata.obsm:
         raise ValueError(
@@ -114,7 +116,7 @@ def _choose_slices(
     groups = dict(slice_rows(adata, key, missing=True))
     if slices is None:
         return list(groups.values())
-    names = {slices} if isinstance(slices, str) else {str(name) for name in slices}
+    names = {str(name) for name in np.atleast_1d(np.asarray(slices, dtype=object))}
     if unknown := sorted(names - groups.keys()):
         where = "all cells form one slice" if key is None else f'obs["{key}"]'
         raise KeyError(

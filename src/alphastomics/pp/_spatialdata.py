@@ -11,7 +11,7 @@ import pandas as pd
 from scipy.spatial import KDTree
 
 from alphastomics._keys import INSTANCE, SLICE, SPATIAL
-from alphastomics.data._checks import check_key, read_position
+from alphastomics.data._checks import check_key, check_type, read_position
 from alphastomics.data._slices import SINGLE_SLICE, resolve_slice_key, slice_rows
 
 if TYPE_CHECKING:
@@ -75,6 +75,10 @@ def from_spatialdata(
     >>> asx.tl.reconstruct(adata)
     """
     _require_spatialdata()
+    if not hasattr(sdata, "tables"):
+        raise TypeError(
+            f"sdata is of the class {type(sdata).__name__}, not SpatialData; pass a SpatialData, or use an AnnData as it is"
+        )
     adata = sdata.tables[_table_name(sdata, table)].copy()
     if ATTRS not in adata.uns:
         raise ValueError(
@@ -148,7 +152,7 @@ def to_spatialdata(
     KeyError
         If a key is missing.
     ValueError
-        If a slice has no cell with a position, or slice names or identifiers are invalid.
+        If a slice has no cell with a position, or slice names, identifiers or `radius` are invalid.
 
     Examples
     --------
@@ -159,6 +163,9 @@ def to_spatialdata(
     from spatialdata import SpatialData
     from spatialdata.models import TableModel
 
+    check_type(adata)
+    if radius is not None and not radius > 0:
+        raise ValueError(f"radius={radius} must be positive; leave it out for half the distance of neighbors")
     position = read_position(adata, position_key, missing=True)
     slice_key = resolve_slice_key(adata, slice_key)
     slices = sorted(

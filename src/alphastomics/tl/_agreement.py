@@ -9,11 +9,12 @@ import numpy as np
 
 from alphastomics._keys import MODALITY_AGREEMENT, SPATIAL
 from alphastomics.config import SetupConfig
-from alphastomics.data._checks import expression_matrix
+from alphastomics.data._checks import check_in_memory, expression_matrix
 from alphastomics.metrics import log1p_normalized, median_library_size
 from alphastomics.metrics._agreement import N_COMPONENTS, N_NEIGHBORS, PositionRegressor
 from alphastomics.metrics._matrix import measured_genes
 from alphastomics.metrics._position import chance_order
+from alphastomics.tl._checks import check_count
 from alphastomics.tl._expression import needs_log1p, shared_genes
 from alphastomics.tl._tables import as_table, library_slices, read_coordinates, store
 
@@ -65,14 +66,19 @@ class AgreementScorer:
         n_components: int = N_COMPONENTS,
         n_neighbors: int = N_NEIGHBORS,
         random_state: int,
+        argument: str = "spatial_key",
     ) -> AgreementScorer:
-        """Fit the regressions; see :func:`modality_agreement`."""
+        """Fit the regressions; see :func:`modality_agreement`. ``argument`` sets the key of the positions, for errors."""
+        check_count("n_components", n_components)
+        check_count("n_neighbors", n_neighbors)
         columns, genes = shared_genes(sample, reference)
         matrix, sampled = (expression_matrix(each, layer) for each in (reference, sample))
         counts = needs_log1p(matrix, transform)
-        slices = slices_with_positions(reference, spatial_key, _key_in(reference, library_key))
+        slices = slices_with_positions(reference, spatial_key, _key_in(reference, library_key), argument)
         if not slices:
-            raise ValueError(f'no cell of the reference has a position in obsm["{spatial_key}"]')
+            raise ValueError(
+                f'no cell of the reference has a position in obsm["{spatial_key}"]; pass another {argument}=…'
+            )
         matrix, sampled = matrix[:, columns[1]], sampled[:, columns[0]]
         pieces = [matrix[cells] for _, cells, _ in slices]
         pieces += [sampled[cells] for _, cells in library_slices(sample, library_key)]
@@ -125,10 +131,10 @@ def _key_in(reference: AnnData, library_key: str | None) -> str | None:
 
 
 def slices_with_positions(
-    adata: AnnData, spatial_key: str, library_key: str | None
+    adata: AnnData, spatial_key: str, library_key: str | None, argument: str = "spatial_key"
 ) -> list[tuple[str, NDArray[np.int64], NDArray[np.float64]]]:
     """Name, rows (n,) and positions (n, n_dims) of each slice, without cells whose position is NaN."""
-    positions = read_coordinates(adata, spatial_key, "spatial_key")
+    positions = read_coordinates(adata, spatial_key, argument)
     slices = [
         (name, cells[~np.isnan(positions[cells]).any(axis=1)]) for name, cells in library_slices(adata, library_key)
     ]
@@ -203,6 +209,8 @@ def modality_agreement(
     >>> sampled = model.sample(mode="joint", n_cells=2000)
     >>> asx.tl.modality_agreement(sampled, held_out, baselines=True, copy=True)
     """
+    check_in_memory(adata)
+    check_in_memory(reference, "reference")
     scorer = AgreementScorer.fit(
         adata, reference, spatial_key=spatial_key, layer=layer, library_key=library_key, transform=transform,
         n_components=n_components, n_neighbors=n_neighbors, random_state=random_state,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +15,8 @@ import numpy as np
 from alphastomics import _keys
 from alphastomics.config import PlanConfig, SetupConfig
 from alphastomics.config._comparison import ComparisonConfig, ComparisonMode
-from alphastomics.config._setting import documented
-from alphastomics.data._checks import check_type
+from alphastomics.config._setting import check_names, documented
+from alphastomics.data._checks import check_in_memory, check_key
 from alphastomics.data._slices import resolve_slice_key, slice_rows
 from alphastomics.tl._compare_results import RunFile, as_json, make_tables
 from alphastomics.tl._compare_runs import Run, Scoring, Split, baseline_runs
@@ -171,7 +173,9 @@ def compare(
     >>> table = asx.tl.compare(adata, configurations=["linear", "gated"], max_time=300, results="comparison.json")
     >>> asx.pl.comparison(adata)
     """
-    check_type(adata)
+    check_in_memory(adata)
+    if query is not None:
+        check_in_memory(query, "query")
     chosen = choose_configurations(configurations)
     ComparisonConfig(
         mode=mode, max_steps=max_steps, n_samples=n_samples, n_steps=n_steps, max_cells=max_cells
@@ -213,6 +217,8 @@ def choose_configurations(chosen: Mapping[str, Configuration] | Sequence[str] | 
         raise ValueError("configurations=… is empty; name at least one, or leave it out for the defaults")
     if reserved := {"chance", "oracle"} & set(names):
         raise ValueError(f"{', '.join(sorted(reserved))} is the name of a baseline; rename it in configurations=…")
+    if wrong := [name for name in names if not isinstance(known[name], Configuration)]:
+        raise TypeError(f"configurations=… has no Configuration for {wrong[0]!r}; use tl.Configuration(model={{…}})")
     return {name: known[name] for name in names}
 
 
@@ -222,6 +228,8 @@ def _shared_arguments(
     """Check the shared arguments and sort them into those of setup, model and training."""
     from alphastomics.train import seconds_of
 
+    if isinstance(seeds, Integral):
+        raise TypeError(f"seeds={seeds} is one number; pass seeds=[{seeds}]")
     if not len(seeds) or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds={list(seeds)} must have at least one seed and no duplicates")
     if max_time is not None and max_steps is not None:
@@ -259,12 +267,16 @@ def _splits(
 
 def _split(adata: AnnData, query: AnnData | None, chosen: tuple[str, ...] | None, arguments: Arguments) -> Split:
     """Copies of the training cells, registered, and of the held-out cells."""
+    from alphastomics.data import AnnDataSource
     from alphastomics.model import AlphaSTomics
 
     slice_key = arguments["setup"]["slice_key"]
     if query is not None:
         if chosen is not None:
             raise ValueError("pass query=… or held_out=…, not both")
+        label_key = arguments["setup"]["cell_type_key"]
+        if label_key is not None:
+            check_key("obs", query.obs, label_key, "cell_type_key")
         names = tuple(name for name, _ in slice_rows(query, resolve_slice_key(query, slice_key)))
         reference, query = adata.copy(), query.copy()
     else:
@@ -272,6 +284,9 @@ def _split(adata: AnnData, query: AnnData | None, chosen: tuple[str, ...] | None
         reference, query = adata[~rows].copy(), adata[rows].copy()
     AlphaSTomics.setup_anndata(reference, **arguments["setup"])
     schema = AlphaSTomics(reference, **arguments["init"]).schema
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of the placement
+        AnnDataSource(query, schema, positions=True)
     return Split(reference=reference, query=query, held_out=names, schema=schema)
 
 
@@ -326,6 +341,7 @@ def _plan_runs(
         deformation = default_deformation(split.reference.n_obs)
         for name, configuration in chosen.items():
             model = models[name] | {"random_state": seed}
+            check_names({**plan, **configuration.plan}, PlanConfig)
             full = asdict(PlanConfig(**{"deformation": deformation, **plan, **configuration.plan}))
             settings = as_json(shared | {"model": model, "plan": full, "data": data})
             train = common | {"plan_kwargs": full}

@@ -13,6 +13,7 @@ from alphastomics.config import SetupConfig
 from alphastomics.metrics import position_scores, spread_scores, subsample_cells
 from alphastomics.metrics._neighbors import N_NEIGHBORS
 from alphastomics.metrics._niches import N_NICHES
+from alphastomics.tl._checks import check_count
 from alphastomics.tl._extras import ExtraScores
 from alphastomics.tl._placed import PositionPair, cell_types, planar, read_slices, scored_cells, slice_key
 from alphastomics.tl._tables import as_table, baseline_orders
@@ -180,7 +181,10 @@ def score_slices(
     random_state: int,
 ) -> pd.DataFrame:
     """Scores of each slice; the arguments are those of :func:`evaluate`."""
-    types = cell_types(adata, pair.prediction, cell_type_key) if baselines else None
+    check_count("n_neighbors", n_neighbors)
+    if max_cells is not None:
+        check_count("max_cells", max_cells)
+    types = cell_types(adata, pair.prediction, cell_type_key)
     score = partial(position_scores, n_neighbors=n_neighbors, max_cells=max_cells, random_state=random_state)
     rows: Rows = {}
     for piece in read_slices(adata, pair.prediction, library_key):
@@ -213,7 +217,7 @@ def _table(rows: Rows, pair: PositionPair, *, baselines: bool) -> pd.DataFrame:
             f'no cell can be scored: no placed cell has a position in obsm["{pair.truth}"]; '
             f"pass the key of the true positions as {pair.argument}=…"
             if rows
-            else f'no cell can be scored: there are no cells, or obs["{pair.prediction}_placed"] is False for all'
+            else f'no cell can be scored: there are no cells, or obs["{pair.prediction}_placed"] is False for all; pass placed cells'
         )
     table = as_table(rows, "positions", keep=True)
     skipped = int(table["n_skipped"].xs("prediction", level="positions").sum())

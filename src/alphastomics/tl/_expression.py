@@ -10,7 +10,7 @@ import pandas as pd
 
 from alphastomics._keys import EXPRESSION_SCORES
 from alphastomics.config import SetupConfig, Transform
-from alphastomics.data._checks import check_choice, check_genes, expression_matrix, summarize_values
+from alphastomics.data._checks import check_choice, check_genes, check_in_memory, expression_matrix, summarize_values
 from alphastomics.data._matrix import as_matrix
 from alphastomics.metrics import expression_scores as score, log1p_normalized, median_library_size
 from alphastomics.metrics._matrix import measured_genes
@@ -127,7 +127,7 @@ def expression_scores(
     >>> asx.tl.expression_scores(adata, "predicted", baselines=True, cell_type_key="cell_type", copy=True)
     """
     pair = read_pair(adata, prediction, layer=layer, prediction_layer=prediction_layer, transform=transform)
-    types = obs_values(adata, cell_type_key, "cell_type_key") if baselines else None
+    types = obs_values(adata, cell_type_key, "cell_type_key")
     rows: Rows = {}
     for name, cells in library_slices(adata, library_key):
         true, predicted, _ = pair.scaled(cells)
@@ -141,9 +141,19 @@ def expression_scores(
 
 
 def read_pair(
-    adata: AnnData, prediction: str | AnnData | None, *, layer: str | None, prediction_layer: str | None, transform: str
+    adata: AnnData,
+    prediction: str | AnnData | None,
+    *,
+    layer: str | None,
+    prediction_layer: str | None,
+    transform: str,
+    argument: str = "prediction",
 ) -> ExpressionPair:
-    """Read both, matched by names of cells and genes; without a prediction, both are the truth."""
+    """Read both, matched by names of cells and genes; without a prediction, both are the truth.
+
+    ``argument`` sets the prediction, for errors.
+    """
+    check_in_memory(adata)
     true = expression_matrix(adata, layer)
     counts = needs_log1p(true, transform)
     genes: tuple[str, ...] = tuple(map(str, adata.var_names))
@@ -152,18 +162,19 @@ def read_pair(
     if isinstance(prediction, str):
         if prediction_layer is not None:
             raise ValueError("prediction_layer=… has no effect if prediction=… is a layer of adata; drop it")
-        return ExpressionPair(true=true, predicted=_layer(adata, prediction), genes=genes, counts=counts)
+        return ExpressionPair(true=true, predicted=_layer(adata, prediction, argument), genes=genes, counts=counts)
+    check_in_memory(prediction, argument)
     cells = match_names(adata.obs_names, prediction.obs_names)
     columns, shared = shared_genes(adata, prediction)
     predicted = expression_matrix(prediction, prediction_layer)[cells][:, columns[1]]
     return ExpressionPair(true=true[:, columns[0]], predicted=predicted, genes=shared, counts=counts)
 
 
-def _layer(adata: AnnData, layer: str) -> Any:
+def _layer(adata: AnnData, layer: str, argument: str) -> Any:
     if layer not in adata.layers:
         found = ", ".join(map(repr, adata.layers.keys())) or "nothing"
         raise KeyError(
-            f'layers["{layer}"] is missing (found: {found}); pass the layer with predicted expression as prediction=…'
+            f'layers["{layer}"] is missing (found: {found}); pass the layer with predicted expression as {argument}=…'
         )
     return expression_matrix(adata, layer)
 
@@ -184,7 +195,9 @@ def match_names(names: pd.Index, available: pd.Index) -> NDArray[np.int64]:
     missing = names[rows < 0]
     if len(missing):
         listed = ", ".join(map(repr, missing[:5])) + (", …" if len(missing) > 5 else "")
-        raise KeyError(f"{len(missing)} of {len(names)} cells are missing in prediction: {listed}; subset adata")
+        raise KeyError(
+            f"{len(missing)} of {len(names)} cells are missing in prediction: {listed}; remove them from adata"
+        )
     return rows
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from alphastomics._keys import MODALITY_AGREEMENT
+from alphastomics.data._checks import check_in_memory
 from alphastomics.metrics import cluster_scores, expression_scores, moran_correlation, niche_scores
 from alphastomics.metrics._moran import N_NEIGHBORS
 from alphastomics.tl._agreement import AgreementScorer
@@ -79,13 +80,22 @@ class ExtraScores:
     ) -> ExtraScores:
         """Read what the arguments of :func:`alphastomics.tl.evaluate` require."""
         pair = None
+        if reference is not None:
+            check_in_memory(reference, "reference")
         if expression_layer is not None or autocorrelation or reference is not None:
-            pair = read_pair(adata, expression_layer, layer=layer, prediction_layer=None, transform=transform)
+            pair = read_pair(
+                adata,
+                expression_layer,
+                layer=layer,
+                prediction_layer=None,
+                transform=transform,
+                argument="expression_layer",
+            )
         scorer = None
         if reference is not None:
             scorer = AgreementScorer.fit(
                 adata, reference, spatial_key=truth, layer=layer, library_key=library_key, transform=transform,
-                random_state=random_state,
+                random_state=random_state, argument="truth",
             )  # fmt: skip
         types = cell_types(adata, prediction, cell_type_key) if niches else None
         if niches and types is None:

@@ -8,6 +8,7 @@ is the mean over the k nearest cells :math:`N_i` of the other dataset.
 from __future__ import annotations
 
 import warnings
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +16,9 @@ import pandas as pd
 import scipy.sparse as sp
 
 from alphastomics._provenance import result_record
-from alphastomics.data._checks import check_genes, expression_matrix
+from alphastomics.data._checks import check_genes, check_in_memory, expression_matrix
 from alphastomics.metrics import log1p_normalized, median_library_size, pearson_per_gene
+from alphastomics.tl._checks import check_model
 from alphastomics.tl._expression import needs_log1p
 from alphastomics.tl._neighbors import nearest_cells
 
@@ -34,7 +36,7 @@ def impute(
     source: AnnData,
     *,
     model: AlphaSTomics,
-    genes: Sequence[str] | None = None,
+    genes: str | Sequence[str] | None = None,
     layer: str | None = None,
     n_neighbors: int = 50,
     validate: int = 0,
@@ -57,7 +59,7 @@ def impute(
     model
         A trained model.
     genes
-        Names of the genes; all genes of `source` that `adata` lacks when None.
+        Names of the genes, or one name; all genes of `source` that `adata` lacks when None.
     layer
         Layer of both with the expression; ``X`` when None. The embedding uses the layer of the model.
     n_neighbors
@@ -101,11 +103,15 @@ def impute(
     >>> asx.tl.impute(tissue, dissociated, model=model, validate=20)
     >>> tissue.uns["imputed_validation"]["pearson"].median()
     """
-    wanted = _genes(adata, source, genes)
-    index = nearest_cells(adata, source, model, n_neighbors)
+    check_in_memory(adata)
+    check_in_memory(source, "source")
+    check_model(model)
+    wanted = _genes(adata, source, [genes] if isinstance(genes, str) else genes)
     held_out = _hold_out(adata, source, model, validate, random_state)
+    expression = _normalized(source, layer)
+    index = nearest_cells(adata, source, model, n_neighbors)
     result = adata.copy() if copy else adata
-    result.obsm[key_added] = _mean(_normalized(source, layer), _columns(source, wanted), index, adata.obs_names, wanted)
+    result.obsm[key_added] = _mean(expression, _columns(source, wanted), index, adata.obs_names, wanted)
     result.uns.pop(f"{key_added}_validation", None)
     if held_out:
         result.uns[f"{key_added}_validation"] = _validation(adata, source, model, held_out, layer, n_neighbors)
@@ -125,7 +131,11 @@ def _genes(adata: AnnData, source: AnnData, genes: Sequence[str] | None) -> list
         return wanted
     unknown = [gene for gene in genes if gene not in set(available)]
     if unknown:
-        raise KeyError(f"source lacks {len(unknown)} of the {len(genes)} genes: {', '.join(unknown[:5])}; drop them")
+        raise KeyError(
+            f"source lacks {len(unknown)} of the {len(genes)} genes: {', '.join(unknown[:5])}; remove them from genes=…"
+        )
+    if len(set(genes)) < len(genes):
+        raise ValueError("genes=… has a name more than once; remove the duplicates")
     if not len(genes):
         raise ValueError("genes=… is empty; leave it out to predict all genes that adata lacks")
     return list(genes)
@@ -136,7 +146,7 @@ def _hold_out(adata: AnnData, source: AnnData, model: AlphaSTomics, n_genes: int
     known = model.schema.genes
     shared = sorted(set(adata.var_names) & set(source.var_names) & set(known))
     most = max(0, len(shared) - (len(known) + 1) // 2)  # the embedding requires half of the genes of the model
-    if not 0 <= n_genes <= most:
+    if not isinstance(n_genes, Integral) or not 0 <= n_genes <= most:
         raise ValueError(
             f"validate={n_genes} genes cannot be held out: adata and source share {len(shared)} of the {len(known)} genes of the "
             f"model, half of which must remain; pass at most {most}"

@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 
 from alphastomics import _keys
+from alphastomics.data._checks import check_type
+from alphastomics.tl._checks import check_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,6 +55,7 @@ def attention_gates(
     """
     from alphastomics.sampling._layers import gate_values, query_source
 
+    check_model(model)
     sampler = model._make_sampler()
     mean, summary = gate_values(sampler, query_source(sampler, adata))
     _, n_layers, n_heads = mean.shape
@@ -101,6 +104,7 @@ def attention_sinks(
     """
     from alphastomics.sampling._layers import query_source, sink_values
 
+    check_model(model)
     sampler = model._make_sampler()
     received, slices, n_cells, share = sink_values(sampler, query_source(sampler, adata))
     tables = [
@@ -166,12 +170,18 @@ def attention_maps(
     """
     from alphastomics.sampling._layers import attention_rows, query_source
 
+    check_model(model)
     config = model.module.config
+    check_type(adata)
     rows = _row_numbers(adata, cells)
     if not -config.n_layers <= layer < config.n_layers:
-        raise ValueError(f"layer={layer} is out of range; the model has {config.n_layers} layers")
+        raise ValueError(
+            f"layer={layer} is out of range; the model has {config.n_layers} layers, pass 0 to {config.n_layers - 1}"
+        )
     if head is not None and not 0 <= head < config.n_heads:
-        raise ValueError(f"head={head} is out of range; the model has {config.n_heads} heads")
+        raise ValueError(
+            f"head={head} is out of range; the model has {config.n_heads} heads, pass 0 to {config.n_heads - 1}"
+        )
     number = layer % config.n_layers
     sampler = model._make_sampler()
     weights = attention_rows(sampler, query_source(sampler, adata), rows, layer=number, head=head)
@@ -215,6 +225,7 @@ def expert_usage(
     """
     from alphastomics.sampling._layers import expert_values, query_source
 
+    check_model(model)
     sampler = model._make_sampler()
     first, usage, probability = expert_values(sampler, query_source(sampler, adata))
     names = [str(expert) for expert in range(usage.shape[1])]
@@ -241,7 +252,9 @@ def _row_numbers(adata: AnnData, cells: Sequence[str] | Sequence[int] | NDArray[
         rows = np.flatnonzero(chosen)
     elif np.issubdtype(chosen.dtype, np.integer):
         if ((chosen < 0) | (chosen >= adata.n_obs)).any():
-            raise KeyError(f"cells has row numbers outside 0 to {adata.n_obs - 1}")
+            raise KeyError(
+                f"cells has row numbers outside 0 to {adata.n_obs - 1}; pass numbers in this range as cells=…"
+            )
         rows = chosen.astype(np.int64)
     else:
         rows = adata.obs_names.get_indexer(chosen)

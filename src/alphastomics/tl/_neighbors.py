@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 from sklearn.neighbors import NearestNeighbors
@@ -19,9 +20,9 @@ def nearest_cells(adata: AnnData, source: AnnData, model: AlphaSTomics, n_neighb
 
     The embedding is that of ``layer="encoder"``: it depends on the expression of a cell alone. Positions are not read.
     """
-    if not 1 <= n_neighbors <= source.n_obs:
+    if not isinstance(n_neighbors, Integral) or not 1 <= n_neighbors <= source.n_obs:
         raise ValueError(
-            f"n_neighbors={n_neighbors} must be between 1 and {source.n_obs}, the number of cells of source; "
+            f"n_neighbors={n_neighbors!r} must be between 1 and {source.n_obs}, the number of cells of source; "
             "pass another number"
         )
     known, wanted = (model.get_latent_representation(cells, layer="encoder") for cells in (source, adata))

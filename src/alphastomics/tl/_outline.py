@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 N_POINTS = 1000  # of the grid, and cells that are compared with it
 N_ROTATIONS = 12  # of each mirror image
 MAX_ITERATIONS = 100
+SIZE_RATIO = 10.0  # of the extent of the cells to that of the outline, above which a warning is issued
 SIMILAR = 1.5  # ratio of errors below which two orientations fit equally well
 
 
@@ -76,6 +77,11 @@ def fit_outline(
     ValueError
         If there are several slices, positions are not two-dimensional, or the outline is not a valid polygon.
 
+    Warns
+    -----
+    UserWarning
+        If the outline does not determine the frame, or its size and that of the placement differ tenfold.
+
     Examples
     --------
     >>> asx.tl.reconstruct(query, model=model)
@@ -95,6 +101,7 @@ def fit_outline(
     placed = piece.placed[np.isfinite(position[piece.placed]).all(1)]
     if len(placed):
         x = position[placed]
+        _check_units(x, polygon)
         position[placed] = _within(_moved(x, polygon) if piece.free else x, polygon)
     result = adata.copy() if copy else adata
     result.obsm[key_added or basis] = position
@@ -107,7 +114,10 @@ def _polygon(outline: Any) -> Polygon:
 
     polygon = outline
     if not isinstance(outline, shapely.Geometry):
-        vertices = np.asarray(outline, dtype=float)
+        try:
+            vertices = np.asarray(outline, dtype=float)
+        except (TypeError, ValueError) as error:
+            raise ValueError("outline is not an array of numbers; pass vertices, (n_vertices, 2)") from error
         if vertices.ndim != 2 or vertices.shape[1] != 2 or len(vertices) < 3 or not np.isfinite(vertices).all():
             raise ValueError(
                 f"outline has shape {vertices.shape}; pass at least three finite vertices, (n_vertices, 2)"
@@ -116,6 +126,18 @@ def _polygon(outline: Any) -> Polygon:
     if not polygon.is_valid or not polygon.area:
         raise ValueError("outline is not a valid polygon: its sides cross, or it has no area; correct its vertices")
     return polygon
+
+
+def _check_units(x: Array, polygon: Polygon) -> None:
+    """Warn if the cells (n, 2) and the outline differ so much in size that their units may differ."""
+    cells, area = float(np.ptp(x, axis=0).max()), polygon.area**0.5
+    if len(x) > 1 and not area / SIZE_RATIO <= cells <= area * SIZE_RATIO:
+        warnings.warn(
+            f"the cells extend over {cells:.4g}, and the square root of the area of the outline is {area:.4g}; check that both have "
+            "the same units",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _grid(polygon: Polygon) -> Array:

@@ -10,8 +10,10 @@ import pandas as pd
 from alphastomics import metrics
 from alphastomics._keys import CELL_TYPE, CLUSTER_SCORES, MORAN, POSITION_SCORES, RECONSTRUCTED, SPATIAL
 from alphastomics.config import SetupConfig
+from alphastomics.data._checks import check_type
 from alphastomics.metrics._moran import N_NEIGHBORS as MORAN_NEIGHBORS
 from alphastomics.metrics._neighbors import N_NEIGHBORS
+from alphastomics.tl._checks import check_count
 from alphastomics.tl._evaluate import score_slices
 from alphastomics.tl._expression import read_pair
 from alphastomics.tl._placed import PositionPair
@@ -68,6 +70,7 @@ def cluster_scores(
     KeyError
         If a key is missing.
     """
+    check_type(adata)
     labels, clusters = read_clusters(adata, label_key, cluster_key)
     known = ~(pd.isna(labels) | pd.isna(clusters))
     rows: Rows = {}
@@ -128,13 +131,17 @@ def morans_i(
     KeyError
         If a key is missing.
     ValueError
-        If a value is not finite, or values for log1p are negative.
+        If a value is not finite, values for log1p are negative, or no cell has a position.
     """
+    check_count("n_neighbors", n_neighbors)
     pair = read_pair(adata, None, layer=layer, prediction_layer=None, transform=transform)
     positions = read_coordinates(adata, spatial_key, "spatial_key")
     tables = {}
+    known = np.flatnonzero(~np.isnan(positions).any(axis=1))
+    if not len(known):
+        raise ValueError(f'no cell has a position in obsm["{spatial_key}"]; pass another spatial_key=…')
     for name, rows in library_slices(adata, library_key):
-        cells = rows[~np.isnan(positions[rows]).any(axis=1)]
+        cells = np.intersect1d(rows, known)
         values = pd.Series(np.nan, index=pd.Index(pair.genes, name="gene"), name="I")
         if len(cells) > n_neighbors:
             expression, _, measured = pair.scaled(cells)

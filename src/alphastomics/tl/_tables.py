@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from alphastomics._keys import UNCERTAINTY_SUFFIX
-from alphastomics.data._checks import check_key, check_type
-from alphastomics.data._slices import resolve_slice_key, slice_rows
+from alphastomics.data._checks import check_key, check_type, numeric_position
+from alphastomics.data._slices import check_labels, resolve_slice_key, slice_rows
 from alphastomics.metrics._position import chance_order, oracle_order
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def read_coordinates(adata: AnnData, key: str, argument: str) -> NDArray[np.floa
         found = ", ".join(map(repr, adata.obsm.keys())) or "nothing"
         remedy = "run alphastomics.tl.reconstruct(adata) first, or " if argument == "prediction" else ""
         raise KeyError(f'obsm["{key}"] is missing (found: {found}); {remedy}pass {argument}=…')
-    return np.asarray(adata.obsm[key], dtype=np.float64)
+    return numeric_position(adata, key)
 
 
 def read_uncertainty(adata: AnnData, prediction: str) -> NDArray[np.float64] | None:
@@ -61,7 +61,7 @@ def obs_values(adata: AnnData, key: str | None, argument: str) -> NDArray[np.obj
 def read_clusters(adata: AnnData, label_key: str, cluster_key: str) -> tuple[NDArray[np.object_], NDArray[np.object_]]:
     """Labels and clusters of all cells, (n_cells,) each."""
     for key, argument in ((label_key, "label_key"), (cluster_key, "cluster_key")):
-        check_key("obs", adata.obs, key, argument)
+        check_labels(adata, key, argument)
     return adata.obs[label_key].to_numpy(dtype=object), adata.obs[cluster_key].to_numpy(dtype=object)
 
 

@@ -15,7 +15,9 @@ import pandas as pd
 
 from alphastomics import _keys
 from alphastomics._provenance import result_record
-from alphastomics.data._checks import check_key
+from alphastomics.data._checks import check_in_memory
+from alphastomics.data._slices import check_labels
+from alphastomics.tl._checks import check_model, check_share
 from alphastomics.tl._neighbors import nearest_cells
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ def transfer_labels(
     KeyError
         If ``source.obs`` has no such column.
     ValueError
-        If no cell of `source` has a label, `n_neighbors` exceeds their number, or `min_confidence` is not between 0 and 1.
+        If no cell of `source` has a label, labels are fractional numbers, `n_neighbors` exceeds their number, or `min_confidence` is not between 0 and 1.
     RuntimeError
         If the model is not trained.
 
@@ -85,9 +87,11 @@ def transfer_labels(
     --------
     >>> asx.tl.transfer_labels(query, reference, model=model, label_key="cell_type", min_confidence=0.5)
     """
-    check_key("obs", source.obs, label_key, "label_key")
-    if not 0 <= min_confidence <= 1:
-        raise ValueError(f"min_confidence={min_confidence} must be between 0 and 1")
+    check_in_memory(adata)
+    check_in_memory(source, "source")
+    check_model(model)
+    check_labels(source, label_key, "label_key")
+    check_share("min_confidence", min_confidence)
     labels = pd.Categorical(source.obs[label_key]).remove_unused_categories()
     labeled = np.flatnonzero(labels.codes >= 0)
     if not len(labeled):
