@@ -49,7 +49,7 @@ class Model:
         if inpaint:
             self.given.append(query.obsm["spatial"].copy())
         placed = self.truth if inpaint else np.random.default_rng(random_state).normal(size=self.truth.shape)
-        return SimpleNamespace(obsm={"spatial": placed})
+        return SimpleNamespace(obsm={"spatial_reconstructed": placed})
 
     def get_latent_representation(self, query):
         assert "spatial" not in query.obsm
