@@ -392,6 +392,11 @@ TRAINING = {
     "a word for yes": mistake(given(early_stopping="yes"), ValueError, "early_stopping='yes'", "must be True or False"),
     "a word as augmentation": mistake(given(augmentation="none"), ValueError, "augmentation='none'", "must be Augmentation(…)"),
     "negative learning rate": mistake(given(plan_kwargs={"lr": -1}), ValueError, "lr=-1", "must be finite and greater than 0"),
+    "zero epochs": mistake(lambda c: c.registered().train(max_epochs=0), ValueError, "max_epochs=0", "must be a whole number of at least 1"),
+    "epochs as a word": mistake(lambda c: c.registered().train(max_epochs="ten"), ValueError, "max_epochs='ten'", "must be a whole number"),
+    "misspelled argument of train": mistake(lambda c: c.registered().train(max_epoch=3), TypeError, "'max_epoch'", "did you mean 'max_epochs'?"),
+    "learning rate beside plan_kwargs": mistake(lambda c: c.registered().train(lr=1e-3), TypeError, "'lr'", "did you mean 'plan_kwargs'?"),
+    "unknown field of the plan": mistake(given(plan_kwargs={"learning_rate": 1e-3}), TypeError, "'learning_rate'", "did you mean 'lr'?"),
     "a checkpoint that does not exist": mistake(given(resume="none.ckpt"), FileNotFoundError, "none.ckpt", "pass the path of a checkpoint as resume="),
     "the last checkpoint of nothing": mistake(given(resume="last"), ValueError, "checkpoint=", "pass it"),
 }  # fmt: skip
@@ -469,6 +474,11 @@ MODEL = {
     "a layer that does not exist": mistake(lambda c, m: tl.attention_maps(m, c.query, [0], layer=9), ValueError, "layer=9", "pass 0 to 1"),
     "experts of a model without": mistake(lambda c, m: tl.expert_usage(m, c.query), ValueError, "use_moe=True", "train a model"),
     "a metric that was not logged": mistake(lambda c, m: pl.history(m, keys="loss"), KeyError, "'loss'", "pass keys=…"),
+    "rows beyond the end": mistake(lambda c, m: m.sample(c.query, indices=[0, 100]), ValueError, "indices=…", "from 0 to 99"),
+    "a negative row": mistake(lambda c, m: m.sample(c.query, indices=[-1]), ValueError, "indices=…", "pass such"),
+    "fractions as rows": mistake(lambda c, m: m.sample(c.query, indices=[0.5]), ValueError, "indices=…", "row numbers"),
+    "a path as model": mistake(lambda c, m: tl.reconstruct(c.query, model="folder"), TypeError, "model='folder'", "load the model first"),
+    "a path as data of a model": mistake(lambda c, m: AlphaSTomics("r.h5ad"), TypeError, "adata='r.h5ad'", "read the file first"),
     "a folder that exists": mistake(lambda c, m: (c.file("mine.txt"), m.save(c.folder)), FileExistsError, "overwrite=True", "pass"),
 }  # fmt: skip
 

@@ -137,7 +137,7 @@ class ModelBase(BaseModelClass):
             raise ValueError("This model was loaded without data; pass adata")
         check_in_memory(adata)
         if indices is not None:
-            adata = adata[np.asarray(indices)]
+            adata = adata[_check_rows(indices, adata.n_obs)]
         if adata.n_obs == 0:
             raise ValueError("The query has no cells; pass some, or check indices")
         return adata
@@ -158,3 +158,17 @@ class ModelBase(BaseModelClass):
             "versions": versions(),
         }
         return ModelState(weights=self.module.state_dict(), config=config, fitted=fitted or self.fitted_)
+
+
+def _check_rows(indices: Sequence[int] | NDArray[np.int64], n_cells: int) -> NDArray[np.int64]:
+    """Row numbers (n,) of a query; raises ``ValueError`` for others."""
+    rows = np.asarray(indices)
+    if rows.dtype == bool and rows.shape == (n_cells,):
+        return np.flatnonzero(rows)
+    if not rows.size:
+        return rows.astype(np.int64)
+    if rows.ndim != 1 or rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= n_cells:
+        raise ValueError(
+            f"indices=… must be row numbers of the query from 0 to {n_cells - 1}, or a mask of its cells; pass such rows"
+        )
+    return rows

@@ -14,7 +14,7 @@ from alphastomics._messages import hide_others
 from alphastomics.config import DiffusionSettings, ModelConfig, NetworkConfig, SetupConfig, SourceConfig
 from alphastomics.config._setting import check_names, settings_of, split_arguments
 from alphastomics.data import fit_schema
-from alphastomics.data._checks import check_key
+from alphastomics.data._checks import check_key, check_type
 from alphastomics.data.parquet._source import ParquetSource
 from alphastomics.diffusion import Process
 from alphastomics.model._adaptation import AdaptationMixin
@@ -116,6 +116,8 @@ class AlphaSTomics(TrainingMixin, AdaptationMixin, SamplingMixin, EmbeddingMixin
         check_names(kwargs, NetworkConfig, DiffusionSettings)
         (network, diffusion), _ = split_arguments(locals() | kwargs, NetworkConfig, DiffusionSettings)
         ModelConfig(mode=mode, enable_masking=enable_masking, use_cell_types=use_cell_types, context=context)
+        if adata is not None:
+            check_type(adata)
         super().__init__(adata, registry)
         self.schema = read_schema(self.registry_)
         process = DiffusionSettings(**diffusion)
@@ -247,6 +249,7 @@ class AlphaSTomics(TrainingMixin, AdaptationMixin, SamplingMixin, EmbeddingMixin
         check_names({name: value for name, value in kwargs.items() if name != "source_registry"}, SetupConfig)
         source_registry = kwargs.get("source_registry")
         if source_registry is not None:
+            check_type(adata)
             schema = read_schema(source_registry)
             if schema.layer is not None:
                 check_key("layers", adata.layers, schema.layer, "layer")

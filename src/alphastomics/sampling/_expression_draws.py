@@ -135,7 +135,7 @@ def read_slices(sampler: Sampler, query: AnnData, *, inpaint: bool) -> Read:
         if position is None or not np.isfinite(position).all():
             raise ValueError(
                 f'Slice {name!r} has cells without a position in obsm["{schema.position_key}"]; '
-                "sample their positions first (mode='expr_to_pos'), or remove them"
+                "store positions there, such as those of tl.reconstruct, or remove these cells"
             )
         order = np.lexsort(position.T)
         rows = rows[order]

@@ -77,7 +77,7 @@ def _ordered(source: AnnDataSource, cells: SliceCells) -> tuple[NDArray[np.int64
     if n_missing:
         raise ValueError(
             f"Slice {cells.name!r} has {n_missing} cells without a position in "
-            f"obsm[\"{source.schema.position_key}\"]; sample their positions first (mode='expr_to_pos'), remove them, or pass "
+            f'obsm["{source.schema.position_key}"]; store positions there, remove these cells, or pass '
             "use_positions=False."
         )
     # Cells with equal expression are sorted by position.

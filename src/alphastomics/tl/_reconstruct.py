@@ -20,7 +20,8 @@ from alphastomics.config import (
     TrainingConfig,
 )
 from alphastomics.config._setting import unexpected_argument
-from alphastomics.data._checks import check_in_memory
+from alphastomics.data._checks import check_in_memory, read_position
+from alphastomics.tl._checks import check_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -144,6 +145,7 @@ def reconstruct(
     setup = {"position_key": position, "slice_key": slice_key, "layer": layer} | arguments["setup"]
     unknown = None  # in the first form, cells without a position
     if model is not None:
+        check_model(model)
         _check_unused(model, arguments, position_key=position_key, slice_key=slice_key, layer=layer)
         trained = model
     else:
@@ -228,7 +230,7 @@ def _without_position(adata: AnnData, position_key: str) -> NDArray[np.bool_]:
         raise KeyError(
             f'obsm["{position_key}"] is missing; pass position_key=…, or reference=… or model=… to place all cells'
         )
-    unknown = np.isnan(np.asarray(adata.obsm[position_key], dtype=float)).any(1)
+    unknown: NDArray[np.bool_] = np.any(np.isnan(read_position(adata, position_key, missing=True)), axis=1)
     if not unknown.any() or unknown.all():
         raise ValueError(
             f'{"every" if unknown.any() else "no"} cell has NaN in obsm["{position_key}"], which marks the cells to place; '

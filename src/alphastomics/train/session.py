@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
+from inspect import signature
+from numbers import Integral
 from os import PathLike  # noqa: TC003  read at run time
 from typing import TYPE_CHECKING, Any
 
+import lightning.pytorch as pl
 import torch
 
 from alphastomics._rank import quiet_unless_first
@@ -17,7 +20,7 @@ from alphastomics.config import (
     PlanConfig,
     TrainingConfig,
 )
-from alphastomics.config._setting import settings_of
+from alphastomics.config._setting import check_names, settings_of, unexpected_argument
 from alphastomics.diffusion import MaskingConfig
 from alphastomics.train.callbacks import History, MicroBatches
 from alphastomics.train.checkpoint import LastCheckpoint, checkpoint_path
@@ -42,7 +45,7 @@ from alphastomics.train.memory.fit import (
     is_out_of_memory,
     out_of_memory_error,
 )
-from alphastomics.train.runner import seconds_of
+from alphastomics.train.runner import ContextTrainer, seconds_of
 from alphastomics.train.timesteps import PLACED
 
 if TYPE_CHECKING:
@@ -104,6 +107,7 @@ class TrainingSession:
         diffusion: Process,
         seed: int,
     ) -> None:
+        check_arguments(trainer_kwargs, arguments.plan_kwargs)
         self.module, self.arguments, self.mode, self.diffusion, self.seed = module, arguments, mode, diffusion, seed
         self.passed_kwargs = dict(trainer_kwargs)
         accelerator, devices, precision = (trainer_kwargs[name] for name in ("accelerator", "devices", "precision"))
@@ -355,6 +359,27 @@ class TrainingSession:
             "augmentation": self.datamodule.train_set.augmentation,
             "masking": self.plan.objective.masking,
         }
+
+
+def check_arguments(trainer_kwargs: Mapping[str, Any], plan_kwargs: Mapping[str, Any] | None) -> None:
+    """Raise errors that Lightning or the plan would raise after the second network was trained.
+
+    Raises
+    ------
+    TypeError
+        If an argument is unknown.
+    ValueError
+        If ``max_epochs`` is invalid.
+    """
+    trainer = {*signature(pl.Trainer).parameters, *signature(ContextTrainer).parameters, "max_time"}
+    known = sorted(trainer | settings_of(TrainingArguments).keys())
+    for name in trainer_kwargs:
+        if name not in trainer:
+            raise unexpected_argument(name, known, "train")
+    check_names(plan_kwargs or {}, PlanConfig)
+    max_epochs = trainer_kwargs["max_epochs"]
+    if max_epochs is not None and not (isinstance(max_epochs, Integral) and (int(max_epochs) > 0 or max_epochs == -1)):
+        raise ValueError(f"max_epochs={max_epochs!r} must be a whole number of at least 1, or -1 for no limit")
 
 
 def plan_arguments(
