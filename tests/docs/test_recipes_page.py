@@ -134,5 +134,5 @@ def test_known_positions_are_inputs(tmp_path, monkeypatch):
     found["model"] = asx.model.AlphaSTomics(reference, mode="expr_to_pos", d_model=16, n_layers=1, n_heads=2)
     found["model"].train(max_epochs=1, accelerator="cpu", enable_progress_bar=False)
     placed = run(blocks[1:], found)["placed"]
-    np.testing.assert_allclose(placed[landmarks.index].obsm["spatial"], landmarks)
-    assert np.isfinite(placed.obsm["spatial"]).all()
+    np.testing.assert_allclose(placed[landmarks.index].obsm["spatial_reconstructed"], landmarks)
+    assert np.isfinite(placed.obsm["spatial_reconstructed"]).all()
