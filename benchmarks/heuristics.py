@@ -53,7 +53,7 @@ def statistics(**changes: Any) -> Change:
 
     @contextmanager
     def changed(model: AlphaSTomics) -> Iterator[None]:
-        fitted = model._expression_sampler().fitted
+        fitted = model._with_expression(model._make_sampler()).fitted
         model.fitted_ = dataclasses.replace(fitted, **changes)
         try:
             yield

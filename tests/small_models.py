@@ -204,7 +204,7 @@ def train_on(make_model, train_briefly):
 def everything(_reference: AnnData, train_on: Callable[..., AlphaSTomics]) -> AlphaSTomics:
     """A model with ``mode="any"`` that all tests share, with the statistics of sampled expression."""
     model = train_on(_reference, mode="any")
-    model._expression_sampler()
+    model._with_expression(model._make_sampler())
     return model
 
 

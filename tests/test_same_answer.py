@@ -21,7 +21,7 @@ STEPS = 6
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """``reference.h5ad``; the cells of another slice in ``query.h5ad``, whose place is known to ``truth.h5ad`` only."""
+    """``reference.h5ad``; the cells of another slice in ``truth.h5ad``, and without positions in ``query.h5ad``."""
     folder = tmp_path_factory.mktemp("same")
     tissue = synthetic_tissue(n_cells=120, n_genes=30, random_state=0)
     is_query = (tissue.obs["slice_id"] == "slice_2").to_numpy()

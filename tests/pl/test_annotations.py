@@ -13,18 +13,9 @@ import pytest
 from alphastomics.pl import reconstruction
 from alphastomics.pl._figure import KNOWN_COLOR, round_length
 from alphastomics.pl._reconstruction import PLACED_COLOR
+from panels import colors, points
 
 KEY = "spatial_reconstructed"
-
-
-def points(ax) -> np.ndarray:
-    (scatter,) = ax.collections
-    return np.asarray(scatter.get_offsets())
-
-
-def colors(ax) -> np.ndarray:
-    (scatter,) = ax.collections
-    return scatter.get_facecolors()
 
 
 def test_confidence_has_a_panel_and_a_color_bar_from_0_to_1(adata):

@@ -18,16 +18,7 @@ from matplotlib.colors import to_rgba
 
 from alphastomics.pl import reconstruction
 from alphastomics.pl._color import MISSING
-
-
-def points(ax) -> np.ndarray:
-    (scatter,) = ax.collections
-    return np.asarray(scatter.get_offsets())
-
-
-def colors(ax) -> np.ndarray:
-    (scatter,) = ax.collections
-    return scatter.get_facecolors()
+from panels import colors, points
 
 
 def test_truth_beside_the_aligned_prediction(adata):

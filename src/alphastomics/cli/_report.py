@@ -6,14 +6,14 @@ from base64 import b64encode
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from alphastomics._io._atomic import write_text
 from alphastomics.cli._output import number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-
-    import pandas as pd
 
 PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -68,12 +68,12 @@ def write_report(
         f"<p>{escape(text)}</p>",
         f'<img alt="Positions of the cells" src="data:image/png;base64,{image}">',
         "<h2>Scores</h2>",
-        _table(["score", *map(str, scores.index)], [[name, *map(number, scores[name])] for name in scores]),
+        _table(scores.T),
         *_held_out(record.get("training", {}).get("held_out", {})),
         "<h2>Files</h2>",
-        _table(["file", "content"], [[name, content] for name, content in files.items()]),
+        _table(pd.DataFrame({"content": files})),
         "<h2>Versions</h2>",
-        _table(["package", "version"], [[name, str(version)] for name, version in record["versions"].items()]),
+        _table(pd.DataFrame({"version": record["versions"]})),
     ]
     write_text(path, PAGE.format(title=escape(title), body="\n".join(parts)))
 
@@ -81,13 +81,11 @@ def write_report(
 def _held_out(scores: Mapping[str, float]) -> list[str]:
     if not scores:
         return []
-    rows = [[name, number(float(value))] for name, value in scores.items()]
-    return ["<h2>Cells of the reference that a second network had not seen</h2>", _table(["score", "value"], rows)]
+    return [
+        "<h2>Cells of the reference that a second network had not seen</h2>",
+        _table(pd.DataFrame({"value": scores})),
+    ]
 
 
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    lines = ["<tr>" + "".join(f"<th>{escape(name)}</th>" for name in header) + "</tr>"]
-    for first, *others in rows:
-        cells = "".join(f"<td>{escape(value)}</td>" for value in others)
-        lines.append(f"<tr><th>{escape(first)}</th>{cells}</tr>")
-    return f"<table>{''.join(lines)}</table>"
+def _table(table: pd.DataFrame) -> str:
+    return table.rename_axis(columns=None, index=None).to_html(float_format=number, border=0)

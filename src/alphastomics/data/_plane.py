@@ -107,13 +107,13 @@ def restore_column(
     if schema.plane is None:
         return position
     column, constant = schema.plane
-    values = np.full(query.n_obs, constant)
+    values, own = np.full(query.n_obs, constant), query.obsm.get(schema.position_key)
+    if own is None or own.shape[1] == schema.n_dims:
+        return insert_column(position, schema, values)
+    own = np.asarray(own, dtype=np.float64)
     for _, rows, read in slices:
-        if read is None:
-            continue
-        own = np.asarray(query.obsm[schema.position_key], dtype=np.float64)
-        known = rows[np.isfinite(read).all(axis=1)]
-        if len(known) and own.shape[1] > schema.n_dims:
+        known = rows[:0] if read is None else rows[np.isfinite(read).all(axis=1)]
+        if len(known):
             values[rows] = own[known[0], column]
             values[known] = own[known, column]
     return insert_column(position, schema, values)

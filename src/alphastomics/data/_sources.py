@@ -132,7 +132,8 @@ class AnnDataSource:
     KeyError
         If the layer, the positions or, for cells with positions, the slices are missing.
     ValueError
-        If fewer than half of the genes are present, values are invalid or all zero, or they are of another kind than those of the reference.
+        If fewer than half of the genes are present, values are invalid or all zero, or they are of another kind than those of the
+        reference.
 
     Warns
     -----

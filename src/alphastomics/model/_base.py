@@ -122,9 +122,8 @@ class ModelBase(BaseModelClass):
             second=None if second is None else second.build(self.module),
         )
 
-    def _expression_sampler(self) -> Sampler:
-        """The sampler with the statistics of sampled expression, which are fitted at the first call."""
-        sampler = self._make_sampler()
+    def _with_expression(self, sampler: Sampler) -> Sampler:
+        """The sampler of this model with the statistics of sampled expression, which are fitted at the first call."""
         if sampler.fitted.marginal_target is None:
             return sampler
         self.fitted_ = fit_expression(sampler)

@@ -113,9 +113,9 @@ class SamplingMixin(ModelBase):
             number of the draw is in ``obs["draw"]`` and at the end of the names of cells. ``uns[key_added]`` for positions, else
             ``uns["alphastomics"]``, has the provenance, see :func:`~alphastomics.tl.provenance`.
         ``mode="expr_to_pos"``
-            A copy of the query with positions in ``obsm[key_added]``, of shape (n_cells, n_dims). Their frame is that of the first reference slice; with ``frame="shared"`` the shared frame; with
-            ``inpaint`` that of the observed cells, in slices that have some. Cells of one slice (``obs[slice_key]``) are placed
-            together; without that column all cells are one slice. Draws are aligned to their medoid unless the frame is
+            A copy of the query with positions in ``obsm[key_added]``, of shape (n_cells, n_dims). Their frame is that of the first
+            reference slice; with ``frame="shared"`` the shared frame; with ``inpaint`` that of the observed cells, in slices that have
+            some. Cells of one slice (``obs[slice_key]``) are placed together; without that column all cells are one slice. Draws are aligned to their medoid unless the frame is
             shared or given by observed cells. Each draw uses a random share of the genes with random offsets, and positions of
             similar reference cells. With ``reduce``, ``obs[key_added + "_uncertainty"]``, in units of the positions: root mean
             square distance of the true from the returned position, estimated by the median distance of aligned draws. It is
@@ -168,14 +168,16 @@ class SamplingMixin(ModelBase):
             for name, value in {"adata": adata, "indices": indices}.items():
                 if value is not None:
                     raise ValueError(f"mode='joint' samples new cells and reads no query; leave {name} out")
-            result = sample_tissue(self._expression_sampler(), self._reference_genes(), config)
+            result = sample_tissue(self._with_expression(trained), self._reference_genes(), config)
         else:
             query = self._read_query(adata, indices)
             if indices is not None:
                 parameters["indices"] = f"{query.n_obs} rows"
             if mode == "pos_to_expr":
                 slices = read_slices(trained, query, inpaint=config.inpaint)  # an invalid query must not cost a fit
-                result = sample_expression(self._expression_sampler(), query, slices, self._reference_genes(), config)
+                result = sample_expression(
+                    self._with_expression(trained), query, slices, self._reference_genes(), config
+                )
             else:
                 placed = sample_positions(trained, query, config)
                 reduced, slice_key = config.reduce is not None, self.schema.slice_key

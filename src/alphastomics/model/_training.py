@@ -26,12 +26,13 @@ from alphastomics.nn import Denoiser
 from alphastomics.sampling._cells import evenly_spaced_indices
 from alphastomics.sampling._held_out_score import score_held_out
 from alphastomics.train import ContextDataModule, ContextRunner, TrainingPlan
+from alphastomics.train.arguments import TrainingArguments, plan_arguments
 from alphastomics.train.defaults import default_augmentation
 from alphastomics.train.distributed.devices import device_of, preserve_algorithm_settings, resolve_precision
 from alphastomics.train.distributed.processes import check_group_size
 from alphastomics.train.memory.estimate import estimate_inference, estimate_training
 from alphastomics.train.memory.fit import estimated_device, recomputed_blocks
-from alphastomics.train.session import TrainingArguments, TrainingSession, plan_arguments
+from alphastomics.train.session import TrainingSession
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

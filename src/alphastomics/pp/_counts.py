@@ -50,8 +50,8 @@ def restore_counts(
     KeyError
         If there is no such layer.
     ValueError
-        If values are counts already, negative or not finite, or if those of more than 1 % of the cells are not integers after the transform, because they were
-        corrected, scaled or smoothed.
+        If values are counts already, negative or not finite, or if those of more than 1 % of the cells are not integers after the
+        transform, because they were corrected, scaled or smoothed.
 
     Examples
     --------

@@ -85,11 +85,6 @@ class Marginals:
     sampled: NDArray[np.float32]
     true: NDArray[np.float32]
 
-    @classmethod
-    def fit(cls, sampled: ArrayLike, true: ArrayLike) -> Marginals:
-        """Quantiles of samples (M, G) and of cells (N, G)."""
-        return cls(sampled=quantiles(sampled), true=quantiles(true))
-
     def is_valid(self, n_genes: int, n_dims: int) -> bool:
         """Whether the shapes match the number of genes."""
         return self.sampled.shape == self.true.shape == (len(LEVELS), n_genes)

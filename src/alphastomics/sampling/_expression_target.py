@@ -1,7 +1,7 @@
 """What samples of expression at positions of the reference should have in common with its cells.
 
 It is read from the reference after the training. The statistics of samples are fitted to it when expression is first sampled
-(:mod:`alphastomics.sampling._fit_expression`), without the reference, because this takes about as long as a tenth of a training.
+(:mod:`alphastomics.sampling._fit_expression`), without the reference.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from alphastomics.tl._tables import as_table, baseline_orders, library_slices, r
 
 if TYPE_CHECKING:
     from anndata import AnnData
+    from numpy.typing import NDArray
 
     from alphastomics.config import Transform
     from alphastomics.tl._tables import Rows
@@ -137,11 +138,11 @@ def morans_i(
     pair = read_pair(adata, None, layer=layer, prediction_layer=None, transform=transform)
     positions = read_coordinates(adata, spatial_key, "spatial_key")
     tables = {}
-    known = np.flatnonzero(~np.isnan(positions).any(axis=1))
-    if not len(known):
+    unknown: NDArray[np.bool_] = np.any(np.isnan(positions), axis=1)
+    if unknown.all():
         raise ValueError(f'no cell has a position in obsm["{spatial_key}"]; pass another spatial_key=…')
     for name, rows in library_slices(adata, library_key):
-        cells = np.intersect1d(rows, known)
+        cells = rows[~unknown[rows]]
         values = pd.Series(np.nan, index=pd.Index(pair.genes, name="gene"), name="I")
         if len(cells) > n_neighbors:
             expression, _, measured = pair.scaled(cells)

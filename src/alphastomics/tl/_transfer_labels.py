@@ -75,7 +75,8 @@ def transfer_labels(
     KeyError
         If ``source.obs`` has no such column.
     ValueError
-        If no cell of `source` has a label, labels are fractional numbers, `n_neighbors` exceeds their number, or `min_confidence` is not between 0 and 1.
+        If no cell of `source` has a label, labels are fractional numbers, `n_neighbors` exceeds their number, or `min_confidence` is not
+        between 0 and 1.
     RuntimeError
         If the model is not trained.
 

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
-from inspect import signature
-from numbers import Integral
-from os import PathLike  # noqa: TC003  read at run time
 from typing import TYPE_CHECKING, Any
 
-import lightning.pytorch as pl
 import torch
 
 from alphastomics._rank import quiet_unless_first
@@ -18,15 +13,14 @@ from alphastomics.config import (
     DEFAULT_CONTEXT_SIZE,
     DEFAULT_VALIDATION_SIZE,
     PlanConfig,
-    TrainingConfig,
 )
-from alphastomics.config._setting import check_names, settings_of, unexpected_argument
-from alphastomics.diffusion import MaskingConfig
+from alphastomics.config._setting import settings_of
+from alphastomics.train.arguments import TrainingArguments, check_arguments, plan_arguments
 from alphastomics.train.callbacks import History, MicroBatches
 from alphastomics.train.checkpoint import LastCheckpoint, checkpoint_path
 from alphastomics.train.cross_fit import SHARE, TIME_SHARE, cross_fit
 from alphastomics.train.curriculum import make_curriculum
-from alphastomics.train.defaults import default_augmentation, default_deformation, default_steps
+from alphastomics.train.defaults import default_augmentation, default_steps
 from alphastomics.train.distributed.devices import (
     check_cublas_workspace,
     count_devices,
@@ -45,7 +39,7 @@ from alphastomics.train.memory.fit import (
     is_out_of_memory,
     out_of_memory_error,
 )
-from alphastomics.train.runner import ContextTrainer, seconds_of
+from alphastomics.train.runner import seconds_of
 from alphastomics.train.timesteps import PLACED
 
 if TYPE_CHECKING:
@@ -54,7 +48,7 @@ if TYPE_CHECKING:
 
     from scvi.model.base import BaseModelClass
 
-    from alphastomics.data import CellSource, SliceCells, TissueSchema
+    from alphastomics.data import CellSource, SliceCells
     from alphastomics.diffusion import Mode, Process
     from alphastomics.nn import Denoiser
     from alphastomics.train.cross_fit import CrossFit, PlacementScores
@@ -68,15 +62,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LEAST_SHARE = 0.5  # of the time that is left for the training in any case
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingArguments(TrainingConfig):
-    """Arguments of :meth:`AlphaSTomics.train`, which describes them, except for those of the trainer."""
-
-    plan_kwargs: dict[str, Any] | None
-    checkpoint: str | PathLike[str] | None
-    resume: str | PathLike[str] | None
 
 
 class TrainingSession:
@@ -359,45 +344,3 @@ class TrainingSession:
             "augmentation": self.datamodule.train_set.augmentation,
             "masking": self.plan.objective.masking,
         }
-
-
-def check_arguments(trainer_kwargs: Mapping[str, Any], plan_kwargs: Mapping[str, Any] | None) -> None:
-    """Raise errors that Lightning or the plan would raise after the second network was trained.
-
-    Raises
-    ------
-    TypeError
-        If an argument is unknown.
-    ValueError
-        If ``max_epochs`` is invalid.
-    """
-    trainer = {*signature(pl.Trainer).parameters, *signature(ContextTrainer).parameters, "max_time"}
-    known = sorted(trainer | settings_of(TrainingArguments).keys())
-    for name in trainer_kwargs:
-        if name not in trainer:
-            raise unexpected_argument(name, known, "train")
-    check_names(plan_kwargs or {}, PlanConfig)
-    max_epochs = trainer_kwargs["max_epochs"]
-    if max_epochs is not None and not (isinstance(max_epochs, Integral) and (int(max_epochs) > 0 or max_epochs == -1)):
-        raise ValueError(f"max_epochs={max_epochs!r} must be a whole number of at least 1, or -1 for no limit")
-
-
-def plan_arguments(
-    module: Denoiser,
-    mode: Mode,
-    diffusion: Process,
-    schema: TissueSchema,
-    n_cells: int,
-    masking: MaskingConfig | None,
-    plan_kwargs: dict[str, Any] | None,
-) -> dict[str, Any]:
-    """Arguments shared by the training plan and the estimate of its memory, for a reference of ``n_cells`` cells."""
-    return {
-        "mode": mode,
-        "diffusion": diffusion,
-        "shared_frame": schema.frame == "shared",
-        "spacing": schema.spacing / schema.scale,
-        "masking": (masking or MaskingConfig()) if module.config.mask_tokens else None,
-        "deformation": default_deformation(n_cells),
-        **(plan_kwargs or {}),
-    }

@@ -183,7 +183,8 @@ class Plan:
 
     def schema(self, moments: Moments, totals: NDArray[np.float64]) -> TissueSchema:
         """The schema, fitted to the training cells."""
-        first, plane = self.slices[0], find_plane(self._positions(), self.options.frame, "spatial")
+        first = self.slices[0]
+        plane = find_plane(self._positions(), self.options.frame, "spatial") if first.n_dims == 3 else None
         extents = {
             name: measure_extent(name, position if plane is None else np.delete(position, plane[0], axis=1))
             for name, position in self._positions()
