@@ -263,12 +263,15 @@ def test_two_processes_match_one(run_strategy, alone, tmp_path, strategy):
 
 LONG = """
 import sys
+from pathlib import Path
+from lightning.pytorch.callbacks import LambdaCallback
 sys.path.insert(0, {folder!r})
 from strategy_program import fit, make
 
 if __name__ == "__main__":
     model = make({{}})
-    fit(model, max_epochs=100_000, strategy="ddp_fork", devices=2, checkpoint={checkpoint!r})
+    started = LambdaCallback(on_train_batch_end=lambda *_: Path({started!r}).touch())
+    fit(model, max_epochs=100_000, strategy="ddp_fork", devices=2, checkpoint={checkpoint!r}, callbacks=[started])
     print("step", model.trainer.global_step, model.is_trained_, model.sample().n_obs)
 """
 
@@ -276,8 +279,8 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_ctrl_c_ends_all_processes_after_the_same_step(tmp_path):
     """What they have learned is in the model of the process that started them, and in the checkpoint."""
-    checkpoint = tmp_path / "last.ckpt"
-    code = LONG.format(folder=str(Path(__file__).parent), checkpoint=str(checkpoint))
+    checkpoint, started = tmp_path / "last.ckpt", tmp_path / "started"
+    code = LONG.format(folder=str(Path(__file__).parent), checkpoint=str(checkpoint), started=str(started))
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -286,10 +289,12 @@ def test_ctrl_c_ends_all_processes_after_the_same_step(tmp_path):
         start_new_session=True,
     )
     try:
-        assert process.stderr is not None
-        while b"Loading `train_dataloader`" not in process.stderr.readline():
+        deadline = time.monotonic() + 120
+        while not started.exists():
             assert process.poll() is None
-        time.sleep(5)
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        time.sleep(2)
         os.killpg(process.pid, signal.SIGINT)
         told, said = process.communicate(timeout=60)
     finally:
