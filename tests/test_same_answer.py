@@ -117,3 +117,18 @@ def test_compare(folder, expected):
         **TRAINING,
     )
     assert table.loc["default", SCORES].tolist() == pytest.approx(expected[1][SCORES].tolist(), rel=0.01)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["seqfish_mouse_embryo_dev", "starmap_mpfc", "drosophila_bdtnp_3d"])
+def test_an_uncertainty_is_added_to_the_placement_of_real_tissue(real_data, name):
+    tissue = ad.read_h5ad(real_data / f"{name}.h5ad")
+    tissue = tissue[np.random.default_rng(0).permutation(tissue.n_obs)[:900]].copy()
+    query, reference = tissue[:300].copy(), tissue[300:].copy()
+    query.obs["slice_id"] = "query"
+    model = tl.reconstruct(query, reference, adapt=False, return_model=True, max_steps=STEPS, **MODEL, **TRAINING)
+    one = query.copy()
+    tl.reconstruct(query, model=model, n_samples=8)
+    np.testing.assert_array_equal(query.obsm[KEY], one.obsm[KEY])
+    assert (query.obs[f"{KEY}_uncertainty"] > 0).all()
+    assert f"{KEY}_uncertainty" not in one.obs

@@ -57,10 +57,10 @@ class Model:
 
 
 def test_all_methods_are_scored_on_the_cells_that_are_not_known(make_tissue, tmp_path: Path, monkeypatch):
-    fold = _data.make_fold("held_out", make_tissue(0), make_tissue(1, n_slices=1, n_cells=400))
+    fold = _data.make_fold("held_out", make_tissue(0), make_tissue(1, n_slices=1, n_cells=600))
     model, scored = Model(fold.truth[fold.order]), []
     score = _placement.score
-    monkeypatch.setattr(_models, "obtain_model", lambda *_, **__: (model, 1.0))
+    monkeypatch.setattr(_models, "train_or_load", lambda *_, **__: (model, 1.0))
     monkeypatch.setattr(_models, "fingerprint", lambda model: "0")
     monkeypatch.setattr(_placement, "score", lambda truth, placed: scored.append(truth) or score(truth, placed))
     monkeypatch.setitem(_data.BENCHMARKS, "seqfish", lambda folder: [fold])
@@ -75,7 +75,7 @@ def test_all_methods_are_scored_on_the_cells_that_are_not_known(make_tissue, tmp
     assert abs(entries[known_positions.UNCONDITIONED]["distance_spearman"]) < 0.1
     (given,) = model.given
     known = np.isfinite(given).all(1)
-    assert known.sum() == 20
+    assert known.sum() == 30
     np.testing.assert_array_equal(given[known], fold.truth[fold.order][known])
     rest = {tuple(x) for x in fold.truth[fold.order][~known]}
     assert [{tuple(x) for x in truth} for truth in scored] == [rest] * len(entries)

@@ -38,7 +38,8 @@ def history(
     model_or_history
         A trained model, or its ``history``: a dict of one-column tables, indexed by epoch or step.
     keys
-        Metrics to plot, all logged by epoch or all by step. By default ``train_loss`` and ``validation_loss``, or all metrics
+        Metrics to plot, all logged by epoch or all by step, such as ``["train_layout", "train_expression"]``, the losses of
+        contexts without positions and with noisy expression. By default ``train_loss`` and ``validation_loss``, or all metrics
         logged by epoch if there is no loss.
     smooth
         Number of values in the moving average. By default a twentieth of the values of a curve; 1 plots the values only.
