@@ -71,7 +71,7 @@ def run(fold: Fold, folder: Path, options: argparse.Namespace) -> dict[str, Any]
         ),
         alphastomics("test", *shared, "--input-data", folder / "known.h5ad", "--output", folder / "scores.json"),
     ]  # fmt: skip
-    placed = fold.in_source_order(ad.read_h5ad(folder / "placed.h5ad").obsm["spatial"])
+    placed = fold.in_source_order(ad.read_h5ad(folder / "placed.h5ad").obsm["spatial_reconstructed"])
     tested = json.loads((folder / "scores.json").read_text())
     return {"commands": commands, "sample": _placement.score(fold.truth, placed), "test": tested}
 

@@ -84,7 +84,7 @@ class TimeLimit(OptimizerStepCallback, Timer):
         if self.time_elapsed() >= self.seconds and trainer.is_global_zero:
             logger.info(
                 "Training reached its time limit of %g seconds at step %d. Pass resume= and a larger max_time= to continue.",
-                self.seconds, trainer.global_step,
+                round(self.seconds, 1), trainer.global_step,
             )  # fmt: skip
 
 
