@@ -352,6 +352,8 @@ def test_a_training_ends_within_its_time(real_data):
     reference = reference[reference.obs["slice_id"].str.startswith("embryo1")].copy()
     AlphaSTomics.setup_anndata(reference)
     model = AlphaSTomics(reference)
-    start = time.monotonic()
+    start, processor_start = time.monotonic(), time.process_time()
     model.train(max_time=120, enable_progress_bar=False)
-    assert time.monotonic() - start < 130
+    seconds = time.monotonic() - start
+    load = max(1.0, seconds / (time.process_time() - processor_start))  # above 1 if other processes use the cores
+    assert seconds < 120 + 10 * load
