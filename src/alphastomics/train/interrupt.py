@@ -83,7 +83,7 @@ class TimeLimit(OptimizerStepCallback, Timer):
         """Log that the time ended the training, and how to continue."""
         if self.time_elapsed() >= self.seconds and trainer.is_global_zero:
             logger.info(
-                "Training reached its time limit of %.3g seconds at step %d. Pass resume= and a larger max_time= to continue.",
+                "Training reached its time limit of %g seconds at step %d. Pass resume= and a larger max_time= to continue.",
                 self.seconds, trainer.global_step,
             )  # fmt: skip
 
