@@ -457,6 +457,7 @@ MODEL = {
     "some genes are missing": mistake(lambda c, m: m.sample(c.query[:, :50].copy()), UserWarning, "10 of 60 genes", "treated as unmeasured"),
     "a tenth of the counts": mistake(lambda c, m: (matrix(lambda x: np.random.default_rng(0).binomial(x.astype(int), 0.1))(c.query), m.sample(c.query)), UserWarning, "library size", "check that the values are raw counts"),
     "cells without counts": mistake(lambda c, m: (matrix(lambda x: x * (np.arange(len(x)) > 4)[:, None])(c.query), m.sample(c.query)), UserWarning, "min_confidence=…", "Remove them"),
+    "cells of equal expression": mistake(lambda c, m: (matrix(lambda x: x[np.arange(len(x)) % 90])(c.query), m.sample(c.query)), UserWarning, 'obs["spatial_reconstructed_tied"]', "20 of 100 cells", "Pass more genes of the reference", "instead of 0 and 1"),
     "unknown embedding": mistake(lambda c, m: m.get_latent_representation(c.query, layer="last"), ValueError, "layer='last'", "choose from 'encoder'"),
     "positions in an embedding of expression": mistake(lambda c, m: m.get_latent_representation(c.query, use_positions=True), ValueError, "use_positions=True", "pass use_positions=False"),
     "imputed genes that nobody measures": mistake(lambda c, m: tl.impute(c.query, c.reference, model=m, genes=["nothing"]), KeyError, "genes=…", "remove them"),

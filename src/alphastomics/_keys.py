@@ -26,6 +26,9 @@ CONFIDENCE_SUFFIX = "_confidence"
 PLACED_SUFFIX = "_placed"
 """``obs[RECONSTRUCTED + ...]``: True for predicted positions, False for those of the reference."""
 
+TIED_SUFFIX = "_tied"
+"""``obs[RECONSTRUCTED + ...]``: True for cells that no input of the network distinguishes from another one of their slice."""
+
 DRAW = "draw"
 """``obs``: number of the draw of a sampled cell."""
 

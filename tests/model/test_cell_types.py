@@ -64,6 +64,14 @@ def test_cell_types_are_not_an_input_by_default(small, make_model, train_briefly
     assert positions_of(model.sample(bare)) == positions_of(model.sample(small))
 
 
+@pytest.mark.filterwarnings("ignore:.*cells have the same expression:UserWarning")
+def test_cells_of_equal_expression_and_type_are_tied(typed, small):
+    one = small[small.obs["slice_id"] == "slice_0"].copy()
+    one.X = one.X[np.r_[0, 0, 0, 3:100]]
+    one.obs.loc[one.obs_names[:3], "cell_type"] = one.obs["cell_type"].cat.categories[[0, 1, 1]]
+    assert np.flatnonzero(typed.sample(one).obs["spatial_reconstructed_tied"]).tolist() == [1, 2]
+
+
 def test_missing_and_unknown_types_are_the_same(typed, small, positions_of):
     bare, other = small.copy(), small.copy()
     del bare.obs["cell_type"]

@@ -132,9 +132,18 @@ def test_permuted_rows_permute_every_draw(trained, reference):
     assert result.tobytes() == np.concatenate([expected[:n][order], expected[n:][order]]).tobytes()
 
 
-def test_cells_of_equal_expression_change_places_at_most(trained, reference):
+SAME = pytest.mark.filterwarnings("ignore:.*cells have the same expression:UserWarning")
+
+
+@pytest.fixture
+def twins(reference):
+    """One slice of 300 cells and, after them, the first 20 again."""
     one = reference[reference.obs["slice_id"] == "slice_0"].copy()
-    twins = ad.concat([one, one[:20]], index_unique="-", merge="same")
+    return ad.concat([one, one[:20]], index_unique="-", merge="same")
+
+
+@SAME
+def test_cells_of_equal_expression_change_places_at_most(trained, twins):
     permuted, order = reorder(twins)
     a = trained.sample(twins).obsm["spatial_reconstructed"][order]
     b = trained.sample(permuted).obsm["spatial_reconstructed"]
@@ -142,6 +151,37 @@ def test_cells_of_equal_expression_change_places_at_most(trained, reference):
     at = np.flatnonzero(np.isin(order, single))
     assert a[at].tobytes() == b[at].tobytes()
     assert np.array_equal(a[np.lexsort(a.T)], b[np.lexsort(b.T)])
+
+
+@SAME
+def test_the_seed_and_not_the_order_of_rows_chooses_between_cells_of_equal_expression(trained, twins):
+    changed = []
+    for seed in (0, 1):
+        forward = trained.sample(twins, random_state=seed).obsm["spatial_reconstructed"]
+        backward = trained.sample(twins[::-1].copy(), random_state=seed).obsm["spatial_reconstructed"][::-1]
+        changed.append((forward[:20] != backward[:20]).any(axis=1))
+        assert forward.tobytes() == trained.sample(twins, random_state=seed).obsm["spatial_reconstructed"].tobytes()
+        assert 0 < changed[-1].sum() < 20
+    assert not np.array_equal(*changed)
+
+
+def test_cells_of_equal_expression_are_marked(trained, twins):
+    key = "spatial_reconstructed_tied"
+    with pytest.warns(UserWarning, match="40 of 320 cells have the same expression .* 60 genes"):
+        marked = trained.sample(twins)
+    assert np.flatnonzero(marked.obs[key]).tolist() == [*range(20), *range(300, 320)]
+    assert key not in trained.sample(marked[20:300].copy()).obs  # of the earlier result
+
+
+def test_cells_of_equal_expression_without_a_choice(trained, twins):
+    apart = twins.copy()
+    apart.obs["slice_id"] = np.repeat(["slice_0", "slice_1"], [300, 20])
+    assert "spatial_reconstructed_tied" not in trained.sample(apart).obs
+    twins.obsm["spatial"][300:310] = np.nan  # the other one is known
+    assert "spatial_reconstructed_tied" not in trained.sample(twins, inpaint=True).obs
+    result = trained.sample(twins, independent=True)  # at the same position: no warning
+    assert result.obs["spatial_reconstructed_tied"].sum() == 40
+    assert np.array_equal(*(result.obsm["spatial_reconstructed"][rows] for rows in (slice(20), slice(300, 320))))
 
 
 def test_a_slice_is_placed_the_same_alone_or_beside_others(trained, reference):

@@ -301,6 +301,16 @@ def test_cells_without_a_position_are_placed(partly, n_samples):
     assert table[["distance_spearman", "aligned_rmsd"]].notna().all(axis=None)
 
 
+@pytest.mark.filterwarnings("ignore:2 of 400 cells have the same expression:UserWarning")
+def test_cells_of_equal_expression_are_marked(partly):
+    cells, _ = partly
+    rows = np.arange(600)
+    rows[[401, 200]] = 400, 300  # two unknown cells of a slice, and an unknown and a known one
+    cells.X = cells.X[rows]
+    reconstruct(cells, **QUICK)
+    assert np.flatnonzero(cells.obs[KEY + "_tied"]).tolist() == [400, 401]
+
+
 def test_placed_cells_lie_among_the_known_ones(partly):
     cells, placed = partly
     reconstruct(cells, **SMALL, **WELL)

@@ -122,7 +122,8 @@ class SamplingMixin(ModelBase):
             0 for observed positions. ``obs[key_added + "_confidence"]``, between 0 and 1, is small for cells that match nothing in
             the reference: the share of reference cells, held out of the comparison, that match it no better. It is 1 for observed
             positions, and NaN if the reference has fewer than 50 cells. With ``inpaint``, ``obs[key_added + "_placed"]`` is False
-            for observed positions.
+            for observed positions. If cells of a slice have the same expression, which of them lies where is drawn with
+            ``random_state``, and ``obs[key_added + "_tied"]`` is True for them.
         ``mode="pos_to_expr"``
             ``obs``, ``obsm`` and ``uns`` of the query, ``var`` of the reference (only gene names for a model without
             data), and expression in ``X``, of shape (n_cells, n_genes), in units of the reference; also in ``layers`` if the

@@ -55,17 +55,23 @@ def evenly_spaced_indices(n: int, n_max: int) -> NDArray[np.int64]:
 
 
 def content_order(source: CellSource, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``rows`` sorted by a hash of their expression.
+    """``rows`` sorted by a hash of their expression; rows of equal expression keep their order.
 
     Sums over cells and the noise of a cell then do not depend on the order of the rows: permuting the rows permutes the
     result, to the bit.
     """
+    return rows[np.argsort(content_hash(source, rows), kind="stable")]
+
+
+def content_hash(source: CellSource, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Hash (n,) of the expression of cells."""
     weights = np.random.default_rng(0).integers(1, 2**63, size=source.schema.n_genes, dtype=np.uint64)
-    hashes = [
-        (np.ascontiguousarray(source.expression(block)).view(np.uint32).astype(np.uint64) * weights).sum(1)
-        for block in _blocks(rows)
-    ]
-    return rows[np.argsort(np.concatenate(hashes), kind="stable")]
+    return np.concatenate(
+        [
+            (np.ascontiguousarray(source.expression(block)).view(np.uint32).astype(np.uint64) * weights).sum(1)
+            for block in _blocks(rows)
+        ]
+    )
 
 
 def _blocks(rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:

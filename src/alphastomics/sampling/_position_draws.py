@@ -27,7 +27,7 @@ from alphastomics.config import SamplingConfig
 from alphastomics.data import AnnDataSource
 from alphastomics.data._plane import restore_column
 from alphastomics.diffusion.geometry import align
-from alphastomics.sampling._cells import content_order, encode_cells, read_expression, unchanged
+from alphastomics.sampling._cells import content_hash, encode_cells, read_expression, unchanged
 from alphastomics.sampling._composition import (
     MAX_RATIO,
     composed_contexts,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PLACEMENT, DRAW = 1, 2  # keys of generators
+PLACEMENT, DRAW, TIES = 1, 2, 3  # keys of generators
 MAX_UNMATCHED = 0.5  # share of unmatched cells, above which a warning is issued
 
 
@@ -69,6 +69,8 @@ class Placed(NamedTuple):
         Confidence, (n_cells,); NaN where there is none.
     frequency
         Frequency of cells like each one, relative to that in the reference, (n_cells,).
+    tied
+        Cells that no input of the network distinguishes from another one of their slice, (n_cells,).
     known
         Cells whose position was known, (n_cells,); None if no positions were read.
     """
@@ -77,6 +79,7 @@ class Placed(NamedTuple):
     uncertainty: NDArray[np.float64]
     confidence: NDArray[np.float64]
     frequency: NDArray[np.float64]
+    tied: NDArray[np.bool_]
     known: NDArray[np.bool_] | None
 
 
@@ -94,15 +97,16 @@ def sample_positions(sampler: Sampler, query: AnnData, config: SamplingConfig) -
     n_cells, n_samples = source.n_cells, config.n_samples
     n_returned = n_samples if config.reduce is None else 1
     known = np.zeros(n_cells, dtype=bool) if config.inpaint else None
+    positions, tied = np.empty((n_returned, n_cells, sampler.schema.n_dims)), np.zeros(n_cells, dtype=bool)
     empty = np.full((3, n_cells), np.nan)
-    placed = Placed(np.empty((n_returned, n_cells, sampler.schema.n_dims)), empty[0], empty[1], empty[2], known)
+    placed = Placed(positions, empty[0], empty[1], empty[2], tied, known)
     logger.info("Placing %d cells in %d slices on %s.", n_cells, len(source.slices), sampler.device)
     with progress_bar(len(source.slices) * n_samples, "Placing cells", unit="draw") as bar:
         for cells in source.slices:
             _SliceDraws(sampler, source, cells, config, lambda: bar.update()).write(placed)
     _report_confidence(placed, config)
     _report_composition(placed)
-    _report_empty(source, query)
+    _report_undetermined(placed, source, query, config)
     return placed._replace(positions=restore_column(placed.positions, query, source.slices, sampler.schema))
 
 
@@ -129,7 +133,10 @@ class _SliceDraws:
     ) -> None:
         self.sampler, self.source, self.config, self.on_draw = sampler, source, config, on_draw
         self.cells = cells
-        self.rows = content_order(source, cells.rows)
+        rows = np.random.default_rng([config.random_state, TIES]).permutation(cells.rows)
+        profile = content_hash(source, rows)
+        order = np.argsort(profile, kind="stable")  # random among cells of equal expression
+        self.rows, self.profile = rows[order], profile[order]
         self.known: NDArray[np.float64] | None = None  # user units, NaN where not known
         if cells.position is not None and np.isfinite(cells.position).all(1).any():
             self.known = cells.position[np.searchsorted(cells.rows, self.rows)]
@@ -151,6 +158,19 @@ class _SliceDraws:
         if compared is None:
             return np.full(len(self.rows), np.nan)
         return np.where(_is_empty(self.source, self.rows), 0.0, measure_confidence(compared, self.source, self.rows))
+
+    @property
+    def tied(self) -> NDArray[np.bool_]:
+        """Cells (n,) without a known position that equal another one in all inputs of the network."""
+        tied, config, profile = np.zeros(len(self.rows), dtype=bool), self.sampler.module.config, self.profile
+        if config.reads_sequence:
+            return tied
+        if config.n_cell_types:
+            profile = profile + self.source.cell_type(self.rows).astype(np.uint64)
+        unknown = ~tied if self.known is None else ~np.isfinite(self.known).all(1)
+        _, group, size = np.unique(profile[unknown], return_inverse=True, return_counts=True)
+        tied[unknown] = size[group] > 1
+        return tied
 
     @cached_property
     def weight(self) -> torch.Tensor:
@@ -177,7 +197,7 @@ class _SliceDraws:
                 placed.uncertainty[rows] = uncertainty(positions, mean)
                 positions = mean[None]
         placed.positions[:, rows], placed.frequency[rows] = positions, self.frequency
-        placed.confidence[rows] = self.confidence
+        placed.confidence[rows], placed.tied[rows] = self.confidence, self.tied
         placed.positions[:, rows[self.confidence < self.config.min_confidence]] = np.nan
         if self.known is not None:
             finite = np.isfinite(self.known).all(1)
@@ -290,14 +310,24 @@ def _is_empty(source: CellSource, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
     return (source.library_size(rows) == 0) & source.schema.is_detected
 
 
-def _report_empty(source: CellSource, query: AnnData) -> None:
-    """Warn if there are cells in which no molecule was detected."""
-    empty = np.flatnonzero(_is_empty(source, np.arange(source.n_cells)))
-    if len(empty):
+def _report_undetermined(placed: Placed, source: CellSource, query: AnnData, config: SamplingConfig) -> None:
+    """Warn if there are cells in which no molecule was detected, or others that nothing distinguishes."""
+    empty = _is_empty(source, np.arange(source.n_cells))
+    if empty.any():
         warnings.warn(
-            f"{len(empty)} of {source.n_cells} cells have no counts, the first {str(query.obs_names[empty[0]])!r}: nothing determines "
+            f"{empty.sum()} of {source.n_cells} cells have no counts, the first {str(query.obs_names[empty.argmax()])!r}: nothing determines "
             "their positions, and their confidence is 0. Remove them, such as with scanpy.pp.filter_cells(adata, min_counts=1), or pass "
             "min_confidence=….",
+            UserWarning,
+            stacklevel=4,
+        )
+    tied = placed.tied & ~empty
+    if tied.any() and not config.independent:
+        warnings.warn(
+            f"{tied.sum()} of {source.n_cells} cells have the same expression as another cell of their slice in the "
+            f"{source.measured.sum()} genes that are used, the first {str(query.obs_names[tied.argmax()])!r}: which of them lies where is "
+            f'drawn with random_state, and obs["{config.key_added}{_keys.TIED_SUFFIX}"] marks them. Pass more genes of the reference, '
+            "or counts instead of 0 and 1, to distinguish them.",
             UserWarning,
             stacklevel=4,
         )
@@ -318,12 +348,14 @@ def add_positions(query: AnnData, placed: Placed, key: str, *, reduced: bool, sl
 
 def write_positions(adata: AnnData, placed: Placed, key: str, *, number: int = 0, reduced: bool) -> None:
     """Write the draw of a ``number``, with the uncertainty if draws were reduced, in place of results of an earlier call."""
-    for suffix in (_keys.PLACED_SUFFIX, _keys.UNCERTAINTY_SUFFIX, _keys.CONFIDENCE_SUFFIX):
+    for suffix in (_keys.PLACED_SUFFIX, _keys.UNCERTAINTY_SUFFIX, _keys.CONFIDENCE_SUFFIX, _keys.TIED_SUFFIX):
         if key + suffix in adata.obs:
             del adata.obs[key + suffix]
     adata.obsm[key] = placed.positions[number]
     if reduced:
         adata.obs[key + _keys.UNCERTAINTY_SUFFIX] = placed.uncertainty
     adata.obs[key + _keys.CONFIDENCE_SUFFIX] = placed.confidence
+    if placed.tied.any():
+        adata.obs[key + _keys.TIED_SUFFIX] = placed.tied
     if placed.known is not None:
         adata.obs[key + _keys.PLACED_SUFFIX] = ~placed.known

@@ -110,6 +110,8 @@ def reconstruct(
     - ``obs[key_added + "_confidence"]``: between 0 and 1, small for cells that match nothing in the reference, 1 for cells with a
       known position; see :meth:`~alphastomics.model.AlphaSTomics.sample`;
     - ``obs[key_added + "_placed"]``: False for cells with a known position (only in the first form);
+    - ``obs[key_added + "_tied"]``: True for cells with the same expression as another cell of their slice. Which of them lies where is
+      drawn with `random_state` (only if there are such cells);
     - ``uns[key_added]``: parameters, seed, model and versions; see :func:`provenance`.
 
     Raises
@@ -303,7 +305,11 @@ def _of_all_cells(
     positions, uncertainty, confidence = position.copy(), np.zeros(len(position)), np.ones(len(position))
     positions[rows] = np.where(unknown[rows, None], placed.positions[0], position[rows])
     uncertainty[rows], confidence[rows] = placed.uncertainty, placed.confidence
-    return placed._replace(positions=positions[None], uncertainty=uncertainty, confidence=confidence, known=~unknown)
+    tied = np.zeros_like(unknown)
+    tied[rows] = placed.tied
+    return placed._replace(
+        positions=positions[None], uncertainty=uncertainty, confidence=confidence, tied=tied, known=~unknown
+    )
 
 
 def _record(model: AlphaSTomics, parameters: dict[str, Any]) -> dict[str, Any]:
