@@ -201,6 +201,17 @@ def test_truth_and_prediction_must_have_the_same_dimension(adata):
         evaluate(adata)
 
 
+@pytest.mark.parametrize("key", ["spatial", "spatial_reconstructed"])
+def test_a_third_column_that_is_constant_within_each_slice_is_left_out(adata, key):
+    expected = evaluate(adata, baselines=True)
+    height = adata.obs["slice_id"].cat.codes.to_numpy(dtype=float)
+    adata.obsm[key] = np.c_[adata.obsm[key], height]
+    pd.testing.assert_frame_equal(evaluate(adata, baselines=True), expected)
+    adata.obsm[key][0, 2] = 9.0
+    with pytest.raises(ValueError, match=r"equal dimension"):
+        evaluate(adata)
+
+
 def test_a_file_and_a_view_give_the_same_table(adata, tmp_path):
     """What h5ad makes of the columns, and a subset without a copy."""
     import anndata as ad

@@ -65,10 +65,11 @@ def evaluate(
     adata
         Cells with true and predicted values.
     truth
-        Key of ``obsm`` with the true positions, (n_cells, n_dims).
+        Key of ``obsm`` with the true positions, (n_cells, n_dims). A third column that is constant within each slice is left out if
+        the predicted positions have two.
     prediction
-        Key of ``obsm`` with the predicted positions, (n_cells, n_dims), in the units of the truth. None if positions were
-        not predicted: position scores are left out, and the other scores use the positions under `truth`.
+        Key of ``obsm`` with the predicted positions, (n_cells, n_dims), in the units of the truth; a third column as in `truth`. None if
+        positions were not predicted: position scores are left out, and the other scores use the positions under `truth`.
     library_key
         Column of ``obs`` with the slice of each cell. By default ``uns[prediction]["params"]["slice_key"]``, otherwise
         ``"slice_id"``; without such a column all cells form one slice.
@@ -187,7 +188,9 @@ def score_slices(
     types = cell_types(adata, pair.prediction, cell_type_key)
     score = partial(position_scores, n_neighbors=n_neighbors, max_cells=max_cells, random_state=random_state)
     rows: Rows = {}
-    for piece in read_slices(adata, pair.prediction, library_key):
+    slices = read_slices(adata, pair.prediction, library_key)
+    pair = pair.in_equal_dims(slices)
+    for piece in slices:
         if len(piece.placed) == 0:
             continue
         cells = scored_cells(adata, piece, pair)

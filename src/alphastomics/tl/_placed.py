@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from alphastomics.data._slices import resolve_slice_key, slice_rows
 from alphastomics.tl._tables import read_coordinates, read_uncertainty
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from anndata import AnnData
     from numpy.typing import NDArray
 
@@ -68,7 +70,6 @@ class PositionPair:
         true = read_coordinates(adata, truth, argument)
         if predicted is None:
             predicted = true
-        check_same_dims(true, predicted, truth, str(prediction), argument=argument)
         uncertainty = None if prediction is None else read_uncertainty(adata, prediction)
         unplaced: NDArray[np.bool_] = np.zeros(adata.n_obs, dtype=bool)
         if f"{prediction}{CONFIDENCE_SUFFIX}" in adata.obs:
@@ -82,6 +83,22 @@ class PositionPair:
             prediction=prediction,
             argument=argument,
         )
+
+    def in_equal_dims(self, slices: Sequence[PlacedSlice]) -> PositionPair:
+        """The pair without a third column that only one of both has, and that is constant within each slice; raises otherwise."""
+        if self.true.shape == self.predicted.shape:
+            return self
+        true, predicted = (_without_constant(x, slices) for x in (self.true, self.predicted))
+        check_same_dims(true, predicted, self.truth, str(self.prediction), argument=self.argument)
+        return replace(self, true=true, predicted=predicted)
+
+
+def _without_constant(position: NDArray[np.float64], slices: Sequence[PlacedSlice]) -> NDArray[np.float64]:
+    """Positions (n_cells, n_dims) without a third column that is constant within each slice."""
+    finite = [x[np.isfinite(x).all(1)] for x in (position[piece.cells] for piece in slices)]
+    bounds = [find_bounds(x) for x in finite if len(x)]
+    column = constant_column(np.stack(bounds)) if bounds else None
+    return position if column is None else np.delete(position, column, axis=1)
 
 
 def check_same_dims(
