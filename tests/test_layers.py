@@ -23,7 +23,7 @@ BELOW: dict[str, set[str]] = {
     "model": {"config", "data", "diffusion", "nn", "sampling", "train"},
     "pp": {"data"},
     "tl": {"config", "data", "metrics", "model", "nn", "sampling", "train"},
-    "pl": {"metrics", "tl"},
+    "pl": {"data", "metrics", "tl"},
 }
 
 

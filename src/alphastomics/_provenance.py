@@ -214,6 +214,9 @@ def provenance(adata: AnnData, key: str | None = None) -> Provenance:
     >>> asx.tl.provenance(query)
     >>> asx.tl.provenance(query)["spatial_reconstructed"]["versions"]["torch"]
     """
+    from alphastomics.data._checks import check_type
+
+    check_type(adata)
     records = {name: record for name, record in adata.uns.items() if _is_record(record)}
     if key is not None and key not in records:
         found = ", ".join(map(repr, records)) or "none"

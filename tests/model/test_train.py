@@ -15,6 +15,7 @@ import scvi
 import torch
 
 import alphastomics as asx
+from alphastomics.data import AnnDataSource
 from alphastomics.datasets import seqfish_embryo
 from alphastomics.model import AlphaSTomics, _training
 from alphastomics.sampling._held_out_score import HeldOutScores
@@ -96,6 +97,20 @@ def test_history_is_kept_and_continued(small, make_model, train_briefly):
         assert model.history[name].index.tolist() == [0, 1, 2]
         pd.testing.assert_frame_equal(model.history[name].iloc[:2], table)
     assert model.history["validation_loss"].index.tolist() == [2]
+
+
+def test_a_share_for_training_replaces_a_validation_set(small, make_model, train_briefly):
+    model = make_model(small)
+    model._validation = AnnDataSource(small, model.schema, positions=True)
+    validated = []
+
+    class Watch(pl.Callback):
+        def on_train_start(self, trainer, pl_module):
+            validated.append(trainer.datamodule.validation_set.source is model._validation)
+
+    train_briefly(model, callbacks=[Watch()])
+    train_briefly(model, callbacks=[Watch()], train_size=0.5)
+    assert validated == [True, False]
 
 
 def test_continued_training_trains(small, make_model, train_briefly, weights_of):

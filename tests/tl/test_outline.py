@@ -117,6 +117,15 @@ def test_invalid_outlines(outline: list[list[float]], message: str) -> None:
         asx.tl.fit_outline(placed(cells_within(L_SHAPE, 50)), outline)
 
 
+def test_a_constant_third_column_is_kept() -> None:
+    x = cells_within(L_SHAPE, 300) @ motion(1.0, -1.0)
+    x[5] = np.nan
+    flat = asx.tl.fit_outline(placed(x), L_SHAPE, copy=True).obsm["spatial_reconstructed"]
+    raised = asx.tl.fit_outline(placed(np.insert(x, 1, 7.0, axis=1)), L_SHAPE, copy=True).obsm["spatial_reconstructed"]
+    np.testing.assert_array_equal(raised[:, [0, 2]], flat)
+    assert (raised[:, 1] == 7).all()
+
+
 def test_several_slices_and_three_dimensions_are_refused() -> None:
     x = cells_within(L_SHAPE, 50)
     with pytest.raises(ValueError, match="2 slices"):

@@ -127,7 +127,7 @@ class EmbeddingOptions(EmbeddingConfig):
 def check_suffix(path: Path, suffixes: Sequence[str]) -> None:
     """Check that the name of a file ends in one of some suffixes."""
     if path.suffix not in suffixes:
-        listed = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
+        listed = " or ".join([", ".join(suffixes[:-1]), suffixes[-1]] if suffixes[1:] else suffixes)
         raise ValueError(f"{path} must end in {listed}, which determines the format")
 
 

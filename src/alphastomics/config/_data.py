@@ -115,7 +115,7 @@ class RunConfig:
 
     SECTION: ClassVar[str] = "run"
 
-    seed: int = setting(0, key="seed.global_seed")
+    seed: int = setting(0, ge=0, key="seed.global_seed")
     exp_name: str = "alphastomics"
     output_dir: Path = Path("outputs")
     test_after_train: bool = False

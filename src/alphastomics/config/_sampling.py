@@ -63,7 +63,7 @@ class DrawConfig:
 
     n_steps: int = setting(30, ge=1, requires=_OF_DIFFUSION)
     n_samples: int = setting(1, ge=1)
-    random_state: int = setting(0, flag="--seed")
+    random_state: int = setting(0, ge=0, flag="--seed")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -140,6 +140,8 @@ class Setting(NamedTuple):
             return f"is unknown; choose from {', '.join(map(repr, self.choices))}{number}"
         if isinstance(value, str) and (str in self.kinds or value in self.choices):
             return None
+        if self.kinds == (str,):
+            return "must be text"
         if bool in self.kinds and isinstance(value, str):  # any text is true
             return "must be True or False"
         classes: tuple[Any, ...] = tuple(kind for kind in self.kinds if is_dataclass(kind))

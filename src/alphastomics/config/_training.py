@@ -191,6 +191,10 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.train_size is not None and self.validation_size is not None:
+            raise ValueError(
+                f"train_size={self.train_size} and validation_size={self.validation_size} set the same share; pass one of them"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,12 +54,17 @@ def check_in_memory(adata: AnnData, argument: str = "adata") -> None:
         raise ValueError(f"{argument} is backed by a file; read it into memory first with {argument}.to_memory().")
 
 
+def check_text(key: object, argument: str, where: str) -> None:
+    """Raise an error for a key that is not text."""
+    if not isinstance(key, str):
+        raise TypeError(f"{argument}={key!r} is not text; pass one key of {where}")
+
+
 def check_key(
     where: str, mapping: Mapping[str, object] | pd.DataFrame, key: str, argument: str, remedy: str | None = None
 ) -> None:
     """Raise a KeyError for a missing key, and a TypeError for one that is not text."""
-    if not isinstance(key, str):
-        raise TypeError(f"{argument}={key!r} is not text; pass one key of {where}")
+    check_text(key, argument, where)
     if key not in mapping:
         found = ", ".join(map(repr, mapping.keys())) or "nothing"
         raise KeyError(f'{where}["{key}"] is missing (found: {found}); {remedy or f"pass {argument}=…"}')

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
+from alphastomics._io._errors import describe_error
 from alphastomics._keys import CELL_TYPE, SLICE, SPATIAL
 
 if TYPE_CHECKING:
@@ -213,7 +214,14 @@ def _load(atlas: Atlas, path: str | PathLike[str] | None) -> ad.AnnData:
     if path is not None:
         if not Path(path).is_file():
             raise FileNotFoundError(f"path={str(path)!r} does not exist; leave path out to download {atlas.name}")
-        return harmonize(ad.read_h5ad(path), atlas)
+        try:
+            adata = ad.read_h5ad(path)
+        except Exception as error:  # a damaged file can raise anything
+            raise ValueError(
+                f"path={str(path)!r} cannot be read as .h5ad ({describe_error(error)}); pass another file, or leave path out to "
+                f"download {atlas.name}"
+            ) from error
+        return harmonize(adata, atlas)
     logger.info(
         "%s: %s from %s, downloaded unless cached; source: %s; license: %s.",
         atlas.name, atlas.contents, atlas.url, atlas.paper, atlas.license,

@@ -56,7 +56,10 @@ def read_model(folder: Path) -> ModelState:
     """
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder} is not a model of AlphaSTomics: {name} is missing{_pickle_hint(folder)}")
+            raise FileNotFoundError(
+                f"{folder} is not a model of AlphaSTomics: {name} is missing{_pickle_hint(folder)}; pass a folder that "
+                "AlphaSTomics.save has written"
+            )
         check_inside(folder, folder / name)
     config = _read_config(folder / CONFIG)
     if config.get("format_version") != FORMAT_VERSION:

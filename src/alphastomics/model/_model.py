@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import rich.pretty  # noqa: F401  scvi-tools uses rich.pretty without importing it
@@ -138,7 +139,9 @@ class AlphaSTomics(TrainingMixin, AdaptationMixin, SamplingMixin, EmbeddingMixin
         if use_moe:
             self._advise_experts(num_experts, config.moe_top_k)
         random_state = (settings.seed or 0) if random_state is None else random_state
-        with seeded_generators(random_state):
+        if not isinstance(random_state, Integral) or random_state < 0:
+            raise ValueError(f"random_state={random_state!r} must be a whole number at least 0")
+        with seeded_generators(int(random_state)):
             self.module = self._module_cls(config)
         # The scale of other values is arbitrary.
         if self.schema.transform == "log1p" or self.schema.value_kind == "log-normalized":

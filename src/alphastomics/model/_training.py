@@ -112,8 +112,8 @@ class TrainingMixin(ModelBase):
             more cells than ``batch_size``, a batch is one context. None: 512, or ``"auto"`` for a model that was made with
             ``context=``.
         train_size, validation_size
-            Fractions of the slices. Whole slices are held out for validation, none by default. The validation set of a dataset
-            on disk is used unless ``validation_size`` is given.
+            Fraction of the slices in training or in validation, one of them. Whole slices are held out, none by default. The
+            validation set of a dataset on disk is used unless a fraction is given.
         early_stopping
             Whether to stop when ``validation_loss`` has not decreased for 45 epochs (``early_stopping_patience``), and keep the
             weights with the lowest loss; holds out a tenth of the slices by default.

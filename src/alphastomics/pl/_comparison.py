@@ -103,8 +103,11 @@ def comparison(
 
 
 def _tables(adata: Any, key: str) -> Mapping[str, pd.DataFrame]:
+    from alphastomics.data._checks import check_type
+
     if isinstance(adata, Mapping):
         return adata
+    check_type(adata)
     if key not in adata.uns:
         raise KeyError(f'uns["{key}"] is missing; run alphastomics.tl.compare first, or pass key=…')
     found: Mapping[str, pd.DataFrame] = adata.uns[key]

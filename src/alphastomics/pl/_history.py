@@ -63,6 +63,10 @@ def history(
     ValueError
         If the history is empty, metrics logged by epoch and by step are mixed, or `smooth` is below 1.
     """
+    if not isinstance(model_or_history, Mapping) and not hasattr(model_or_history, "history"):
+        raise TypeError(
+            f"model_or_history is of the class {type(model_or_history).__name__}; pass a trained model, or its history"
+        )
     tables = model_or_history if isinstance(model_or_history, Mapping) else model_or_history.history
     if not tables:
         raise ValueError("the history is empty; call model.train() first")

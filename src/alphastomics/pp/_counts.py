@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import scipy.sparse as sp
 
-from alphastomics.data._checks import check_in_memory, expression_key, expression_matrix, summarize_values
+from alphastomics.data._checks import (
+    check_in_memory,
+    check_text,
+    expression_key,
+    expression_matrix,
+    summarize_values,
+)
 from alphastomics.data._matrix import canonical
 
 if TYPE_CHECKING:
@@ -60,6 +66,7 @@ def restore_counts(
     >>> asx.tl.reconstruct(query, reference, layer="counts")
     """
     check_in_memory(adata)
+    check_text(key_added, "key_added", "layers")
     where, matrix = expression_key(layer), expression_matrix(adata, layer)
     if summarize_values(matrix).counts:
         raise ValueError(

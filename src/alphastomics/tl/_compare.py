@@ -16,7 +16,7 @@ from alphastomics import _keys
 from alphastomics.config import PlanConfig, SetupConfig
 from alphastomics.config._comparison import ComparisonConfig, ComparisonMode
 from alphastomics.config._setting import check_names, documented
-from alphastomics.data._checks import check_in_memory, check_key
+from alphastomics.data._checks import check_in_memory, check_key, check_text
 from alphastomics.data._slices import resolve_slice_key, slice_rows
 from alphastomics.tl._compare_results import RunFile, as_json, make_tables
 from alphastomics.tl._compare_runs import Run, Scoring, Split, baseline_runs
@@ -174,6 +174,7 @@ def compare(
     >>> asx.pl.comparison(adata)
     """
     check_in_memory(adata)
+    check_text(key_added, "key_added", "uns")
     if query is not None:
         check_in_memory(query, "query")
     chosen = choose_configurations(configurations)

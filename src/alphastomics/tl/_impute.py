@@ -16,7 +16,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from alphastomics._provenance import result_record
-from alphastomics.data._checks import check_genes, check_in_memory, expression_matrix
+from alphastomics.data._checks import check_genes, check_in_memory, check_text, expression_matrix
 from alphastomics.metrics import log1p_normalized, median_library_size, pearson_per_gene
 from alphastomics.tl._checks import check_model
 from alphastomics.tl._expression import needs_log1p
@@ -106,6 +106,7 @@ def impute(
     check_in_memory(adata)
     check_in_memory(source, "source")
     check_model(model)
+    check_text(key_added, "key_added", "obsm")
     wanted = _genes(adata, source, [genes] if isinstance(genes, str) else genes)
     held_out = _hold_out(adata, source, model, validate, random_state)
     expression = _normalized(source, layer)

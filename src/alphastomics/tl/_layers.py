@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from alphastomics import _keys
-from alphastomics.data._checks import check_type
+from alphastomics.data._checks import check_text, check_type
 from alphastomics.tl._checks import check_model
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def attention_gates(
     from alphastomics.sampling._layers import gate_values, query_source
 
     check_model(model)
+    check_text(key_added, "key_added", "uns")
     sampler = model._make_sampler()
     mean, summary = gate_values(sampler, query_source(sampler, adata))
     _, n_layers, n_heads = mean.shape
@@ -105,6 +106,7 @@ def attention_sinks(
     from alphastomics.sampling._layers import query_source, sink_values
 
     check_model(model)
+    check_text(key_added, "key_added", "uns")
     sampler = model._make_sampler()
     received, slices, n_cells, share = sink_values(sampler, query_source(sampler, adata))
     tables = [
@@ -171,6 +173,7 @@ def attention_maps(
     from alphastomics.sampling._layers import attention_rows, query_source
 
     check_model(model)
+    check_text(key_added, "key_added", "uns")
     config = model.module.config
     check_type(adata)
     rows = _row_numbers(adata, cells)
@@ -226,6 +229,7 @@ def expert_usage(
     from alphastomics.sampling._layers import expert_values, query_source
 
     check_model(model)
+    check_text(key_added, "key_added", "uns")
     sampler = model._make_sampler()
     first, usage, probability = expert_values(sampler, query_source(sampler, adata))
     names = [str(expert) for expert in range(usage.shape[1])]

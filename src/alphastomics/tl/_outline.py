@@ -18,6 +18,8 @@ import numpy as np
 from scipy.spatial import KDTree
 
 from alphastomics import _keys
+from alphastomics.data._checks import check_text
+from alphastomics.data._plane import constant_column, find_bounds
 from alphastomics.metrics import RigidTransform, rigid_align
 from alphastomics.tl._placed import read_slices
 from alphastomics.tl._tables import read_coordinates
@@ -54,7 +56,7 @@ def fit_outline(
     Parameters
     ----------
     adata
-        Placed cells of one slice, in two dimensions.
+        Placed cells of one slice, in two dimensions. A third column that is constant does not change.
     outline
         Vertices of a polygon, (n_vertices, 2), or a polygon of shapely, with or without holes, in the units of the positions.
     basis
@@ -68,7 +70,7 @@ def fit_outline(
 
     Returns
     -------
-    None, or the modified copy. ``obsm[key_added]`` has the positions within the outline, (n_cells, 2).
+    None, or the modified copy. ``obsm[key_added]`` has the positions within the outline, in the shape of `basis`.
 
     Raises
     ------
@@ -87,11 +89,14 @@ def fit_outline(
     >>> asx.tl.reconstruct(query, model=model)
     >>> asx.tl.fit_outline(query, [[0, 0], [3000, 0], [3000, 2000], [0, 2000]])
     """
+    key = basis if key_added is None else key_added
+    check_text(key, "key_added", "obsm")
     position = read_coordinates(adata, basis, "basis").copy()
-    if position.shape[1] != 2:
-        raise ValueError(
-            f'an outline has two dimensions, obsm["{basis}"] has {position.shape[1]}; pass another basis=…'
-        )
+    finite = position[np.isfinite(position).all(1)]
+    column = constant_column(find_bounds(finite)[None]) if len(finite) else None
+    axes = [axis for axis in range(position.shape[1]) if axis != column]
+    if len(axes) != 2:
+        raise ValueError(f'an outline has two dimensions, obsm["{basis}"] has {len(axes)}; pass another basis=…')
     slices = read_slices(adata, basis, library_key)
     if len(slices) > 1:
         names = ", ".join(piece.name for piece in slices[:3])
@@ -100,11 +105,11 @@ def fit_outline(
     (piece,) = slices
     placed = piece.placed[np.isfinite(position[piece.placed]).all(1)]
     if len(placed):
-        x = position[placed]
+        x = position[placed][:, axes]
         _check_units(x, polygon)
-        position[placed] = _within(_moved(x, polygon) if piece.free else x, polygon)
+        position[placed[:, None], axes] = _within(_moved(x, polygon) if piece.free else x, polygon)
     result = adata.copy() if copy else adata
-    result.obsm[key_added or basis] = position
+    result.obsm[key] = position
     return result if copy else None
 
 

@@ -142,6 +142,8 @@ def reconstruct(
         check_in_memory(reference, "reference")
     if reference is not None and model is not None:
         raise ValueError("pass reference=… to train a model or model=… to use a trained one, not both")
+    if adapt not in (None, True, False):
+        raise ValueError(f"adapt={adapt!r} must be True, False or None")
     arguments = sort_arguments(kwargs, caller="reconstruct", sample=_fields(PlacementConfig), named=("random_state",))
     position = position_key or _keys.SPATIAL
     setup = {"position_key": position, "slice_key": slice_key, "layer": layer} | arguments["setup"]

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from alphastomics._keys import UNCERTAINTY_SUFFIX
-from alphastomics.data._checks import check_key, check_type, numeric_position
+from alphastomics.data._checks import check_key, check_text, check_type, numeric_position
 from alphastomics.data._slices import check_labels, resolve_slice_key, slice_rows
 from alphastomics.metrics._position import chance_order, oracle_order
 
@@ -86,5 +86,6 @@ def store(adata: AnnData, key: str, table: pd.DataFrame, *, copy: bool) -> pd.Da
     """Return the table, or write it to ``uns[key]``, further index levels as columns, which files can store."""
     if copy:
         return table
+    check_text(key, "key_added", "uns")
     adata.uns[key] = table.reset_index(level=list(range(1, table.index.nlevels))) if table.index.nlevels > 1 else table
     return None

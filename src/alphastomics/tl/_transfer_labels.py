@@ -15,7 +15,7 @@ import pandas as pd
 
 from alphastomics import _keys
 from alphastomics._provenance import result_record
-from alphastomics.data._checks import check_in_memory
+from alphastomics.data._checks import check_in_memory, check_text
 from alphastomics.data._slices import check_labels
 from alphastomics.tl._checks import check_model, check_share
 from alphastomics.tl._neighbors import nearest_cells
@@ -93,6 +93,8 @@ def transfer_labels(
     check_model(model)
     check_labels(source, label_key, "label_key")
     check_share("min_confidence", min_confidence)
+    key = f"{label_key}_transferred" if key_added is None else key_added
+    check_text(key, "key_added", "obs")
     labels = pd.Categorical(source.obs[label_key]).remove_unused_categories()
     labeled = np.flatnonzero(labels.codes >= 0)
     if not len(labeled):
@@ -103,7 +105,6 @@ def transfer_labels(
     confidence = count.max(1) / n_neighbors
     codes = np.where(confidence >= min_confidence, count.argmax(1), -1)
     result = adata.copy() if copy else adata
-    key = key_added or f"{label_key}_transferred"
     result.obs[key] = pd.Categorical.from_codes(codes, dtype=labels.dtype)
     result.obs[f"{key}_confidence"] = confidence
     parameters = {"label_key": label_key, "n_neighbors": n_neighbors, "min_confidence": min_confidence}

@@ -195,6 +195,7 @@ def _held_out(names: list[str], validation_size: float | None) -> list[str]:
         raise ValueError(f"validation_size={validation_size} must lie between 0 and 1")
     if len(names) < 2:
         raise ValueError(
-            "validation_size requires at least two slices, because whole slices are held out; pass validation_size=None"
+            "validation requires at least two slices, because whole slices are held out; leave out validation_size=…, "
+            "train_size=… and early_stopping=…"
         )
     return sorted(names)[-min(len(names) - 1, max(1, round(validation_size * len(names)))) :]

@@ -166,9 +166,9 @@ class TrainingSession:
     def make_datamodule(self, kind: type[ContextDataModule], validation: CellSource | None) -> None:
         """Make the loaders, and choose the number of epochs; ``validation`` is used unless a share of the slices is held out."""
         arguments, layout = self.arguments, self.layout
-        share = arguments.validation_size
-        if share is None and validation is None and (arguments.early_stopping or arguments.train_size is not None):
-            share = DEFAULT_VALIDATION_SIZE if arguments.train_size is None else 1 - arguments.train_size
+        share = arguments.validation_size if arguments.train_size is None else 1 - arguments.train_size
+        if share is None and validation is None and arguments.early_stopping:
+            share = DEFAULT_VALIDATION_SIZE
         self.validation_size = share
         self.datamodule = kind(
             self.source,
