@@ -1,4 +1,4 @@
-"""The tables of the README, of ``docs/results.md`` and of ``docs/design-notes.md``, from the committed results: ``python -m benchmarks.readme`` prints them."""
+"""The tables of the README and of four pages of ``docs/``, from the committed results: ``python -m benchmarks.readme`` prints them."""
 
 from __future__ import annotations
 
@@ -68,6 +68,15 @@ PLACED = {
     "chance": "chance",
     "alphastomics_impute": "`tl.impute`, no place",
     "direct_transfer": "direct transfer, no place",
+}
+PUBLISHED = {
+    "alphastomics": "AlphaSTomics",
+    "tangram": "Tangram, most probable",
+    "tangram_mean": "Tangram, mean",
+    "novosparc": "novoSpaRc",
+    "celery": "CeLEry",
+    "knn_25": "25-NN in expression",
+    "chance": "chance",
 }
 
 PLANES = {"starmap_mpfc": "STARmap mouse cortex, three folds", "seqfish": "seqFISH mouse embryo"}
@@ -196,6 +205,21 @@ def dissociated_table(summary: Mapping[str, Mapping[str, Mapping[str, Any]]]) ->
     return markdown(lines)
 
 
+def peer_table(folder: Path = RESULTS) -> str:
+    """Distance Spearman and kNN preservation of the published methods, in the folds in which one of them was run."""
+    results, published = (
+        json.loads((folder / f"{name}.json").read_text())["entries"] for name in ("unseen", "unseen_peers")
+    )
+    run = {entry["method"] for entry in published}
+    shown = [name for name in PUBLISHED if name in run or name not in peers.METHODS]
+    lines = [["fold", *(PUBLISHED[name] for name in shown)]]
+    for fold in dict.fromkeys(entry["fold"] for entry in published):
+        summary = summarize([*results, *published], shown, [fold], unseen.SEEDS)
+        pairs = [[summary[name][score][0] for score in SHIFT_SCORES] if name in summary else () for name in shown]
+        lines.append([fold, *(", ".join(f"{value:.3f}" for value in pair) for pair in pairs)])
+    return markdown(lines).replace("-0.000", "0.000 ")
+
+
 def result_tables(folder: Path = RESULTS) -> list[str]:
     """Tables of unseen tissue, changed queries and dissociated cells in ``docs/results.md``."""
     results, published, dissociated = (
@@ -274,7 +298,7 @@ def comparison(tissue: str, folder: Path = RESULTS) -> str:
 
 
 if __name__ == "__main__":
-    print("\n\n".join([tables(), *result_tables(), calibration_table(), lever_table()]))
+    print("\n\n".join([tables(), *result_tables(), peer_table(), calibration_table(), lever_table()]))
     for name in PLANES:
         print(f"\n{model_table(name)}")
         print(f"\n{comparison(name)}")
