@@ -1,4 +1,4 @@
-# make demo | test | test-all | bench | docs | lint
+# make demo | test | test-all | tutorials | bench | docs | lint
 #
 # PYTHON           interpreter; the default one installs into .venv, any other into .venv-<its name>
 # ONLY_SLOW=1      test-all leaves out the tests that `make test` runs
@@ -32,6 +32,10 @@ test: $(VENV)/.installed-test
 test-all: $(VENV)/.installed-test
 	$(PYTEST) --durations=25 $(if $(ONLY_SLOW),-m slow)
 	$(if $(TUTORIALS),$(PYTEST) --nbmake --nbmake-timeout=1200 $(TUTORIALS))
+
+# Run the tutorials on real tissues and store their outputs.
+tutorials: $(VENV)/.installed-test
+	$(PYTEST) --nbmake --nbmake-timeout=1200 --overwrite $(shell grep -l ALPHASTOMICS_DATA $(TUTORIALS))
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks
