@@ -281,6 +281,7 @@ def comparison(folder, tmp_path, monkeypatch) -> list[str]:
     return [*tokens, "--n-samples", "2", "--n-steps", "2", "--max-cells", "40", "--cell-type-key", "cell_type"]
 
 
+@pytest.mark.slow
 def test_compare_writes_the_tables_of_the_function(folder, comparison, tmp_path, capsys):
     from alphastomics import tl
 

@@ -23,6 +23,7 @@ QUICK = {
 
 
 @pytest.mark.parametrize("name", QUICK)
+@pytest.mark.slow
 def test_baseline_places_cells(name, make_tissue):
     # Slices turned against each other: a baseline that ignores their frames fails.
     reference, query = make_tissue(0, turn=2.0), make_tissue(1, n_slices=1)

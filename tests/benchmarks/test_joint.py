@@ -25,6 +25,7 @@ def area(a, b, n_cells: int = 800) -> float:
 
 
 @pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.slow
 def test_classifier_cannot_separate_two_tissues_of_one_kind(packed):
     # One pair is off by some .04; with regions held out of one tissue alone the mean would be below .4.
     areas = [area(tissue(s, packed=packed), tissue(s + 10, packed=packed)) for s in range(3)]

@@ -120,6 +120,7 @@ def test_a_changed_query_is_compared_with_its_ceiling():
     assert found == {"tissue, fold, depth": dict.fromkeys(unseen.COMPARED, 0.8)}
 
 
+@pytest.mark.slow
 def test_results_are_kept_and_compared(fold, tmp_path, monkeypatch, capsys):
     calls = []
 

@@ -282,6 +282,7 @@ def test_resume_errors_come_before_data_errors(trained_run, tokens, message, cap
     assert re.search(message, error_line(capsys))
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_logs_it_and_resumes(folder, here):
     """Before there is a checkpoint as good as after: what an interrupt leaves is one."""
     tokens = ["train", "--input-data", str(folder / "all.h5ad"), *changed(SHORT, epochs=100_000)]

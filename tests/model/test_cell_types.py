@@ -41,6 +41,7 @@ def typed(small, make_model, train_briefly):
     return train_briefly(make_model(small, setup=SETUP, use_cell_types=True), max_epochs=3)
 
 
+@pytest.mark.slow
 def test_cell_types_place_cells_whose_expression_is_noise(uninformative, make_model, train_briefly):
     others = uninformative[uninformative.obs["slice_id"] != "slice_1"]
     model = make_model(others, setup=SETUP | {"frame": "shared"}, use_cell_types=True)

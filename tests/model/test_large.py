@@ -100,6 +100,7 @@ def test_fused_mean_is_near_the_whole(trained, one_set):
 
 
 @pytest.mark.parametrize("n_samples", [1, 2])
+@pytest.mark.slow
 def test_fused_placements_and_draws_are_of_the_same_tissue(trained, one_set, n_samples):
     mean = trained.sample(one_set, n_samples=2, reduce="mean", refine=False).obsm["spatial_reconstructed"]
     whole, fused = (
@@ -181,6 +182,7 @@ def test_densification_guard_raises(never_dense, large):
 
 
 @pytest.mark.parametrize("layout", ["csr", "csc"])
+@pytest.mark.slow
 def test_large_sparse_matrix_is_never_made_dense(never_dense, large, layout, make_model, train_briefly):
     adata = large.copy()
     adata.X = adata.X.asformat(layout)

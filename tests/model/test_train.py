@@ -270,6 +270,7 @@ def test_invalid_max_time_raises(small, make_model, train_briefly, max_time, mes
 
 
 @pytest.mark.parametrize(("mode", "n_steps"), [("expr_to_pos", 2000), ("any", 4000)])
+@pytest.mark.slow
 def test_the_default_number_of_epochs_is_fixed(small, make_model, train_briefly, mode, n_steps):
     model = train_briefly(make_model(small, mode=mode), max_epochs=None, callbacks=[Stop(1)])
     assert model.trainer.max_epochs == default_steps(mode) == n_steps  # one step an epoch

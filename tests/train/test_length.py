@@ -38,6 +38,7 @@ def train(model, **kwargs):
 
 
 @pytest.mark.parametrize("limit", [{}, {"max_time": 60}])
+@pytest.mark.slow
 def test_a_training_ends_where_held_out_cells_are_placed_best(small, make_model, best_after, limit):
     model = make_model(small)
     n_steps = train(model, **limit)

@@ -121,6 +121,7 @@ def widened(monkeypatch) -> NotWidened:
     return NotWidened()
 
 
+@pytest.mark.slow
 def test_float64_values_are_prepared_on_the_cpu(widened):
     tissue = synthetic_tissue(n_slices=2, n_cells=60, n_genes=20, random_state=0)
     AlphaSTomics.setup_anndata(tissue, slice_key="slice_id")
