@@ -44,6 +44,7 @@ napoleon_google_docstring = False
 napoleon_use_rtype = False  # a `Returns` section is prose, not a type
 napoleon_use_param = True
 typehints_defaults = "braces"
+typehints_document_rtype_none = False  # it would be inserted between the heading and the first line of `Examples`
 always_use_bars_union = True
 bibtex_bibfiles = ["references.bib"]
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]

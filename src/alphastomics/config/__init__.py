@@ -5,10 +5,10 @@ documentation are derived from these dataclasses. Nothing here imports PyTorch.
 
 Examples
 --------
->>> config = Config.read("config.yaml")
->>> config.training.learning_rate
-0.0001
->>> Config(model=ModelSection(d_model=256), training=TrainingSection(mode="joint")).write("mine.yaml")
+>>> from alphastomics.config import Config, ModelSection, TrainingSection
+>>> Config(model=ModelSection(d_model=256), training=TrainingSection(mode="joint")).write("config.yaml")
+>>> Config.read("config.yaml").model.d_model
+256
 """
 
 from alphastomics.config._data import Frame as Frame, RunConfig, SetupConfig, SourceConfig, Transform as Transform

@@ -139,6 +139,12 @@ def synthetic_tissue(
     With the defaults, regression on the 25 nearest cells of two slices in 30 principal components places the cells of
     the third with a distance Spearman of .64 to .73 and a 20-neighbor preservation of .10 to .15 (chance .013; seeds
     0 to 3): the expression of a cell determines its region, but not its exact position.
+
+    Examples
+    --------
+    >>> adata = asx.datasets.synthetic_tissue(n_slices=2, n_cells=100, n_genes=30, random_state=0)
+    >>> adata.shape
+    (200, 30)
     """
     technique = _Technique(
         depth=depth, dropout=dropout, warp=warp, batch_effect=batch_effect, rotate=rotate, reflect=reflect

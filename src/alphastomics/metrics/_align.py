@@ -163,7 +163,7 @@ def rigid_rmsd(true: ArrayLike, predicted: ArrayLike, *, reflection: bool | None
 
     Examples
     --------
-    >>> rigid_rmsd(true, true / 2)
+    >>> round(asx.metrics.rigid_rmsd(true, true / 2), 3)
     0.5
     """
     y, x = check_pair(true, predicted)

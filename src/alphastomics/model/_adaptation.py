@@ -49,6 +49,11 @@ class AdaptationMixin(ModelBase):
             If the model is not trained.
         ValueError
             If the model does not place cells, or was loaded without its reference.
+
+        Examples
+        --------
+        >>> model.adapt(query)
+        >>> placed = model.sample(query)
         """
         check_mode("expr_to_pos", self.mode)
         trained = self._make_sampler()

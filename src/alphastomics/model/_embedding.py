@@ -62,6 +62,10 @@ class EmbeddingMixin(ModelBase):
         ValueError
             If ``layer`` is unknown; if ``use_positions=True`` and a cell has no position, or the model was trained with a
             mode other than ``"any"`` and ``"pos_to_expr"``.
+
+        Examples
+        --------
+        >>> query.obsm["X_alphastomics"] = model.get_latent_representation(query, layer="transformer")
         """
         sampler = self._make_sampler()
         config = EmbeddingConfig(batch_size=batch_size, layer=layer, use_positions=use_positions)

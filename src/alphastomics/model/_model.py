@@ -247,6 +247,10 @@ class AlphaSTomics(TrainingMixin, AdaptationMixin, SamplingMixin, EmbeddingMixin
             If ``adata`` is no AnnData, or an argument is unknown.
         ValueError
             If values, positions or slices are invalid; the message names them.
+
+        Examples
+        --------
+        >>> asx.model.AlphaSTomics.setup_anndata(reference, slice_key="slice_id", cell_type_key="cell_type")
         """
         setup_method_args = cls._get_setup_method_args(**locals())
         check_names({name: value for name, value in kwargs.items() if name != "source_registry"}, SetupConfig)
@@ -299,6 +303,11 @@ class AlphaSTomics(TrainingMixin, AdaptationMixin, SamplingMixin, EmbeddingMixin
         ------
         FileNotFoundError, ValueError
             If the dataset does not exist or is damaged.
+
+        Examples
+        --------
+        >>> model = asx.model.AlphaSTomics.from_parquet("dataset", mode="expr_to_pos")
+        >>> model.train(max_time=3600)
         """
         source = ParquetSource(data_dir, buffer_size=buffer_size)
         model = cls(registry=dataset_registry(cls.__name__, source), **kwargs)

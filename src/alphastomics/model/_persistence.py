@@ -66,6 +66,10 @@ class PersistenceMixin(ModelBase):
             If the folder cannot be written.
         ValueError
             If ``prefix`` is given, or ``save_anndata=True`` and the model has no data.
+
+        Examples
+        --------
+        >>> model.save("tissue_model", save_anndata=True)
         """
         if prefix:
             raise ValueError(PREFIX)
@@ -114,6 +118,11 @@ class PersistenceMixin(ModelBase):
         ------
         FileNotFoundError, ValueError
             If the folder or file does not contain a complete model of this package.
+
+        Examples
+        --------
+        >>> model.save("tissue_model")
+        >>> model = asx.model.AlphaSTomics.load("tissue_model", adata=False)
         """
         if prefix:
             raise ValueError(PREFIX)

@@ -160,6 +160,13 @@ class SamplingMixin(ModelBase):
         the uncertainty in two dimensions and 1.24 times in three, and the difference between true expression
         and ``X`` with ``reduce="mean"`` less than 1.28 times ``layers["sd"]``. For counts, which are skewed, the probability is
         higher. See ``docs/theory.md``.
+
+        Examples
+        --------
+        >>> placed = model.sample(query)  # placed.obsm["spatial_reconstructed"]
+        >>> several = model.sample(query, n_samples=8, reduce="medoid")  # with an uncertainty of each cell
+        >>> expression = model.sample(located, mode="pos_to_expr", n_samples=4, reduce="mean")  # X and layers["sd"]
+        >>> new_slice = model.sample(mode="joint", n_cells=2000)
         """
         parameters = {name: value for name, value in locals().items() if name not in ("self", "indices")}
         trained = self._make_sampler()

@@ -63,7 +63,13 @@ class TrainingMixin(ModelBase):
     _validation: ParquetSource | None  # its validation set
 
     def default_augmentation(self) -> Augmentation:
-        """Random changes to training contexts, chosen for the size and kind of the reference."""
+        """Random changes to training contexts, chosen for the size and kind of the reference.
+
+        Examples
+        --------
+        >>> augmentation = dataclasses.replace(model.default_augmentation(), rotate=False)
+        >>> model.train(augmentation=augmentation)
+        """
         return default_augmentation(self.schema, self.summary_stats.n_cells)
 
     @hide_others()
@@ -152,6 +158,12 @@ class TrainingMixin(ModelBase):
             If another process of the training has died.
         SystemExit
             If training was stopped by SIGTERM, after the checkpoint was written.
+
+        Examples
+        --------
+        >>> asx.model.AlphaSTomics.setup_anndata(reference, slice_key="slice_id")
+        >>> model = asx.model.AlphaSTomics(reference)
+        >>> model.train(max_time=600, checkpoint="last.ckpt", resume="last")
         """
         passed = {name: value for name, value in locals().items() if name not in ("self", "kwargs")} | kwargs
         (arguments,), trainer_kwargs = split_arguments(passed, TrainingArguments)
@@ -260,6 +272,10 @@ class TrainingMixin(ModelBase):
             If a shape in the network depends on values.
         ValueError
             If an argument is invalid.
+
+        Examples
+        --------
+        >>> model.estimate_memory(n_cells=10_000, precision="32-true").peak / 2**30  # GiB
         """
         if n_cells < 1 or batch_size < 1:
             raise ValueError(f"n_cells={n_cells} and batch_size={batch_size} must be at least 1 cell")

@@ -78,6 +78,11 @@ def comparison(
         If `key` or a score is missing.
     ValueError
         If the number of axes is wrong, or `by` is unknown.
+
+    Examples
+    --------
+    >>> asx.tl.compare(adata, configurations=["linear", "gated"], max_time=300)
+    >>> asx.pl.comparison(adata, scores=["distance_spearman", "knn_preservation"])
     """
     if by not in ("seconds", "step"):
         raise ValueError(f"by={by!r} is unknown; pass 'seconds' or 'step'")

@@ -62,6 +62,10 @@ def history(
         If a key was not logged.
     ValueError
         If the history is empty, metrics logged by epoch and by step are mixed, or `smooth` is below 1.
+
+    Examples
+    --------
+    >>> asx.pl.history(model)
     """
     if not isinstance(model_or_history, Mapping) and not hasattr(model_or_history, "history"):
         raise TypeError(

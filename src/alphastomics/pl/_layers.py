@@ -56,6 +56,11 @@ def attention_gates(
     ------
     KeyError
         If the key is missing.
+
+    Examples
+    --------
+    >>> asx.tl.attention_gates(model, query)
+    >>> asx.pl.attention_gates(query)
     """
     table = _summary(adata, key, "attention_gates")
     axes = make_axes((1, 1), ax, figsize=(5.0, 3.4))
@@ -102,6 +107,11 @@ def attention_sinks(
     ------
     KeyError
         If the key is missing.
+
+    Examples
+    --------
+    >>> asx.tl.attention_sinks(model, query)
+    >>> asx.pl.attention_sinks(query)
     """
     table = _summary(adata, key, "attention_sinks")
     axes = make_axes((1, 1), ax, figsize=(5.0, 3.4))
@@ -148,6 +158,11 @@ def expert_usage(
     ------
     KeyError
         If the key is missing.
+
+    Examples
+    --------
+    >>> asx.tl.expert_usage(model_with_experts, query)
+    >>> asx.pl.expert_usage(query)
     """
     table = _summary(adata, key, "expert_usage")
     axes = make_axes((1, 1), ax, figsize=(5.0, 3.4))
@@ -199,6 +214,11 @@ def attention_maps(
     ------
     KeyError
         If a key is missing.
+
+    Examples
+    --------
+    >>> asx.tl.attention_maps(model, query, query.obs_names[:3])
+    >>> asx.pl.attention_maps(query, position_key="spatial")
     """
     for name in (key, position_key):
         if name not in adata.obsm:

@@ -124,6 +124,11 @@ def reconstruction(
         If a key, a slice or the color is missing.
     ValueError
         If true and predicted positions differ in dimension, or the number of axes, titles or colors is wrong.
+
+    Examples
+    --------
+    >>> asx.tl.reconstruct(query, model=model)
+    >>> asx.pl.reconstruction(query, color="cell_type", units="µm", save="reconstruction.png")
     """
     from alphastomics.tl._placed import read_slices
 

@@ -71,8 +71,8 @@ def from_spatialdata(
 
     Examples
     --------
-    >>> adata = asx.pp.from_spatialdata(sdata)
-    >>> asx.tl.reconstruct(adata)
+    >>> reference = asx.pp.from_spatialdata(sdata)
+    >>> asx.tl.reconstruct(query, reference)
     """
     _require_spatialdata()
     if not hasattr(sdata, "tables"):

@@ -52,6 +52,11 @@ def attention_gates(
         If the model is not trained.
     ValueError
         If the attention has no gates, or the mode of the model is ``"pos_to_expr"``.
+
+    Examples
+    --------
+    >>> asx.tl.attention_gates(model, query)
+    >>> asx.pl.attention_gates(query)
     """
     from alphastomics.sampling._layers import gate_values, query_source
 
@@ -102,6 +107,11 @@ def attention_sinks(
         If the model is not trained.
     ValueError
         If the mode of the model is ``"pos_to_expr"``.
+
+    Examples
+    --------
+    >>> asx.tl.attention_sinks(model, query)
+    >>> query.uns["attention_sinks"]["summary"].groupby("layer")["share"].max()
     """
     from alphastomics.sampling._layers import query_source, sink_values
 
@@ -169,6 +179,11 @@ def attention_maps(
         If the model is not trained.
     ValueError
         If no cell is selected, the layer or head does not exist, or the mode of the model is ``"pos_to_expr"``.
+
+    Examples
+    --------
+    >>> asx.tl.attention_maps(model, query, query.obs_names[:3], layer=0)
+    >>> asx.pl.attention_maps(query)
     """
     from alphastomics.sampling._layers import attention_rows, query_source
 
@@ -225,6 +240,14 @@ def expert_usage(
         If the model is not trained.
     ValueError
         If the model has no experts, or its mode is ``"pos_to_expr"``.
+
+    Examples
+    --------
+    >>> asx.model.AlphaSTomics.setup_anndata(reference, slice_key="slice_id")
+    >>> model = asx.model.AlphaSTomics(reference, use_moe=True)
+    >>> model.train(max_time=300)
+    >>> asx.tl.expert_usage(model, query)
+    >>> asx.pl.expert_usage(query)
     """
     from alphastomics.sampling._layers import expert_values, query_source
 

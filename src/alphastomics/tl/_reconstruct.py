@@ -130,7 +130,7 @@ def reconstruct(
 
     Examples
     --------
-    >>> asx.tl.reconstruct(adata)
+    >>> asx.tl.reconstruct(adata)  # places the cells whose position is NaN
     >>> asx.tl.reconstruct(query, reference, max_time=300)
     >>> model = asx.tl.reconstruct(query, reference, return_model=True)
     >>> asx.tl.reconstruct(another_query, model=model, n_samples=8)

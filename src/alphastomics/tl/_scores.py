@@ -70,6 +70,10 @@ def cluster_scores(
     ------
     KeyError
         If a key is missing.
+
+    Examples
+    --------
+    >>> asx.tl.cluster_scores(adata, "leiden", label_key="cell_type", baselines=True, copy=True)
     """
     check_type(adata)
     labels, clusters = read_clusters(adata, label_key, cluster_key)
@@ -133,6 +137,11 @@ def morans_i(
         If a key is missing.
     ValueError
         If a value is not finite, values for log1p are negative, or no cell has a position.
+
+    Examples
+    --------
+    >>> asx.tl.morans_i(adata)
+    >>> adata.uns["morans_i"].nlargest(10, "I")
     """
     check_count("n_neighbors", n_neighbors)
     pair = read_pair(adata, None, layer=layer, prediction_layer=None, transform=transform)
