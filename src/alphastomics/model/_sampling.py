@@ -195,10 +195,10 @@ class SamplingMixin(ModelBase):
         return result
 
     def _place(self, query: AnnData, config: SamplingConfig) -> Placed:
-        """Positions of :meth:`sample`, without a copy of the query."""
+        """The placement of :meth:`sample`, with the uncertainty from several samples, without a copy of the query."""
         trained = self._make_sampler()
         check_mode(config.mode, self.mode)
-        return sample_positions(trained, self._read_query(query), config)
+        return sample_positions(trained, self._read_query(query), config, separate=True)
 
     def _check_query(self, query: AnnData, config: SamplingConfig) -> None:
         """Raise the errors of :meth:`sample` for positions of a query, before the model is trained."""

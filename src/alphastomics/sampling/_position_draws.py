@@ -83,8 +83,11 @@ class Placed(NamedTuple):
     known: NDArray[np.bool_] | None
 
 
-def sample_positions(sampler: Sampler, query: AnnData, config: SamplingConfig) -> Placed:
-    """Sample the positions of the cells of a query; see :meth:`AlphaSTomics.sample`."""
+def sample_positions(sampler: Sampler, query: AnnData, config: SamplingConfig, *, separate: bool = False) -> Placed:
+    """Sample the positions of the cells of a query; see :meth:`AlphaSTomics.sample`.
+
+    With ``separate``, overlaps are also removed from the mean of several samples, as they are from one.
+    """
     source = AnnDataSource(query, sampler.schema, positions=config.inpaint)
     source.log_kind()
     if config.min_confidence and sampler.fitted.confidence_cells is None:
@@ -103,7 +106,7 @@ def sample_positions(sampler: Sampler, query: AnnData, config: SamplingConfig) -
     logger.info("Placing %d cells in %d slices on %s.", n_cells, len(source.slices), sampler.device)
     with progress_bar(len(source.slices) * n_samples, "Placing cells", unit="draw") as bar:
         for cells in source.slices:
-            _SliceDraws(sampler, source, cells, config, lambda: bar.update()).write(placed)
+            _SliceDraws(sampler, source, cells, config, lambda: bar.update()).write(placed, separate=separate)
     _report_confidence(placed, config)
     _report_composition(placed)
     _report_undetermined(placed, source, query, config)
@@ -177,8 +180,8 @@ class _SliceDraws:
         """Weights (n,) of the cells in the refinement."""
         return torch.from_numpy(composition_weights(self.frequency, self.confidence))
 
-    def write(self, placed: Placed) -> None:
-        """Write the rows of this slice to ``placed``."""
+    def write(self, placed: Placed, *, separate: bool) -> None:
+        """Write the rows of this slice to ``placed``; ``separate`` as in :func:`sample_positions`."""
         rows, n_samples, reduce = self.rows, self.config.n_samples, self.config.reduce
         if n_samples == 1:
             positions = self._place()[None]
@@ -195,7 +198,7 @@ class _SliceDraws:
                         *(torch.from_numpy(x) for x in (positions, np.broadcast_to(mean, positions.shape).copy()))
                     ).numpy()
                 placed.uncertainty[rows] = uncertainty(positions, mean)
-                positions = mean[None]
+                positions = (self._place() if separate else mean)[None]
         placed.positions[:, rows], placed.frequency[rows] = positions, self.frequency
         placed.confidence[rows], placed.tied[rows] = self.confidence, self.tied
         placed.positions[:, rows[self.confidence < self.config.min_confidence]] = np.nan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -160,8 +160,8 @@ def reconstruct(
     rows = _rows_to_sample(query, unknown, trained)
     cells = query if unknown is None else query[rows]
     options: dict[str, Any] = {"mode": "expr_to_pos", "inpaint": unknown is not None, "random_state": random_state}
-    config = SamplingConfig(key_added=key_added, **(options | arguments["sample"]))
-    draws = replace(config, n_samples=n_samples, reduce=None if n_samples == 1 else "mean")
+    options |= {"n_samples": n_samples, "reduce": None if n_samples == 1 else "mean", "key_added": key_added}
+    config = SamplingConfig(**(options | arguments["sample"]))
     if model is None:
         trained._check_query(cells, config)  # an invalid query must not cost a training
         adapt = trained._differs(cells) if adapt is None else adapt
@@ -169,8 +169,6 @@ def reconstruct(
     if adapt:
         trained.adapt(cells, inpaint=config.inpaint)
     placed = trained._place(cells, config)
-    if n_samples > 1:
-        placed = placed._replace(uncertainty=trained._place(cells, draws).uncertainty)
     if unknown is not None:
         placed = _of_all_cells(placed, rows, unknown, np.asarray(query.obsm[position], dtype=float))
     result = query.copy() if copy else query
