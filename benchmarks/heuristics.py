@@ -123,6 +123,7 @@ CORRECTIONS: dict[str, tuple[tuple[str, ...], Change]] = {
     "removal of overlaps": (PLACED, patched("_position.remove_overlaps", lambda x, *_: x)),
     "kriging of positions": (("known positions",), patched("_position.krige_positions", lambda _, mean, *__: mean)),
     "fitted drift": (("known positions",), full_drift),
+    "anchor of known positions": (("known positions",), patched("_layout.KNOWN_ANCHOR", 1.0)),
 }
 """Tasks that a correction affects, and the change that leaves it out."""
 TASKS = tuple(dict.fromkeys(task for tasks, _ in CORRECTIONS.values() for task in tasks))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 N_NEIGHBORS = 40
 WIDTH, N_CELLS = 0.05, 5000  # w of slices of that many cells or more, in model units per square root of dimension
 ANCHOR = 1.0  # lambda
+KNOWN_ANCHOR = 5.0  # lambda where positions of some cells are known, which makes the mean more exact
 N_ITERATIONS, RATE = 60, 0.03
 ROWS = 1024  # rows of the pair matrix that are in memory at once, and whose normalizer an iteration computes
 
@@ -53,7 +54,7 @@ def refine_layout(
     n = float(weight.sum())
     neighbors, p = _embedding_neighbors(feature, weight, min(N_NEIGHBORS, n_cells - 1))
     squared_width = _width(n, mean.shape[1]) ** 2
-    anchor = 2 * ANCHOR / n * weight[:, None]
+    anchor = 2 / n * (ANCHOR if fixed is None else KNOWN_ANCHOR) * weight[:, None]
     y = mean.clone()
     optimizer = torch.optim.Adam([y], lr=RATE)
     for _ in range(N_ITERATIONS):
