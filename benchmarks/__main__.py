@@ -17,6 +17,7 @@ WHOLE_SLICES = (
     *("--minutes", "30", "--steps", "5600", "--shortest", "512", "--warmup", "0.95", "--seeds", "0", "1"),
     *("--variants", "contexts of 1,024", "full", "--output", str(RESULTS / "whole_slices.json")),
 )
+MOSTLY_KNOWN = ("--known-share", "0.8", "--within")
 CALIBRATED = ("seqfish", "starmap_mpfc", "drosophila3d", "hypothalamus")
 HELD_OUT = ("pos_to_expr", "directions", "gene_inpainting", "uncertainty", "joint", "embeddings", "likelihood")
 MEASURING = (
@@ -38,6 +39,10 @@ def main() -> None:
     runs += [
         [name, *shared, "--benchmark", tissue] for tissue in CALIBRATED for name in ("calibration", "known_positions")
     ]
+    runs += [
+        ["known_positions", *shared, *MOSTLY_KNOWN, "--benchmark", tissue, "--output", str(RESULTS / f"mostly_known_{tissue}.json")]
+        for tissue in ("seqfish", "hypothalamus")
+    ]  # fmt: skip
     runs.append(["picture", *shared])
     runs += [[name, *shared, "--benchmark", tissue] for tissue in TISSUES for name in HELD_OUT]
     runs.append(["shell", *data])
