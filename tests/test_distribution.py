@@ -23,6 +23,8 @@ BESIDE_THE_CODE = {
     ".gitignore", "CHANGELOG.md", "CITATION.cff", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml", "src",
 }  # fmt: skip
 SHORT = ["--d-model", "16", "--n-layers", "1", "--n-heads", "2", "--context-size", "64", "--epochs", "2"]
+# What is on PYTHONPATH would count as installed.
+APART = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 pytestmark = pytest.mark.slow
 
@@ -62,8 +64,10 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=True)
     programs = folder / ("Scripts" if os.name == "nt" else "bin")
-    run(programs / "python", "-m", "pip", "install", "--no-deps", "--no-index", wheel, cwd=folder)
-    inside = run(programs / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder)
+    run(programs / "python", "-m", "pip", "install", "--no-deps", "--no-index", wheel, cwd=folder, env=APART)
+    inside = run(
+        programs / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder, env=APART
+    )
     # Paths of a .pth file come after those of the environment, and .pth files at these paths, such as that of an editable
     # installation, are not read.
     paths = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}
@@ -120,15 +124,14 @@ def test_description_has_no_relative_link(wheel: Path, information: str) -> None
 
 
 def test_installed_wheel_runs_the_demo(installed: Path, tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     where = run(
-        installed / "python", "-c", "import alphastomics; print(alphastomics.__file__)", cwd=tmp_path, env=environment
+        installed / "python", "-c", "import alphastomics; print(alphastomics.__file__)", cwd=tmp_path, env=APART
     )
     assert Path(where.strip()).is_relative_to(installed.parent)
-    version = run(installed / "alphastomics", "--version", cwd=tmp_path, env=environment)
+    version = run(installed / "alphastomics", "--version", cwd=tmp_path, env=APART)
     assert version.strip() == alphastomics.__version__
     command = [installed / "alphastomics", "demo", "--output-dir", "demo", "--accelerator", "cpu", *SHORT]
-    demo = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    demo = subprocess.run(command, cwd=tmp_path, env=APART, capture_output=True, text=True, timeout=600)
     # Two epochs do not suffice for a better score than that of the regression, which is the only accepted failure.
     assert demo.returncode == 0 or "The demo failed: distance Spearman" in demo.stderr
     report = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
