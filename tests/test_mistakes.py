@@ -401,7 +401,7 @@ TRAINING = {
     "empty batches": mistake(given(batch_size=0), ValueError, "batch_size=0", "must be a whole number at least 1"),
     "unknown contexts": mistake(given(context_kind="cube"), ValueError, "context_kind='cube'", "choose from 'subset', 'patch'"),
     "all slices for validation": mistake(given(validation_size=1), ValueError, "validation_size=1", "must lie in (0, 1)"),
-    "shares for training and for validation": mistake(given(train_size=0.9, validation_size=0.1), ValueError, "train_size=0.9 and validation_size=0.1", "pass one of them"),
+    "shares for training and for validation": mistake(given(train_size=0.9, validation_size=0.2), ValueError, "train_size=0.9 and validation_size=0.2", "pass one of them"),
     "validation by one slice": mistake(in_reference(column("slice_id", lambda a: "a"), train_size=0.9), ValueError, "train_size=…", "leave out", "two slices"),
     "a word for yes": mistake(given(early_stopping="yes"), ValueError, "early_stopping='yes'", "must be True or False"),
     "a word as augmentation": mistake(given(augmentation="none"), ValueError, "augmentation='none'", "must be Augmentation(…)"),

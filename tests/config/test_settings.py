@@ -171,6 +171,7 @@ def test_options_of_sampling_have_the_declared_defaults():
         (MaskingConfig, {"mask_strategy": "all"}, "mask_strategy"),
         (MaskingConfig, {"mask_ramp_steps": -1}, "mask_ramp_steps"),
         (TrainingConfig, {"validation_size": 1.0}, "validation_size"),
+        (TrainingConfig, {"train_size": 0.9, "validation_size": 0.2}, "validation_size=0.2"),
         (TrainingConfig, {"recompute": "some"}, "recompute"),
         (TrainingConfig, {"recompute": -1}, "recompute"),
         (TrainingConfig, {"context_size": 0}, "context_size"),
@@ -208,3 +209,7 @@ def test_options_of_sampling_have_the_declared_defaults():
 def test_a_value_out_of_range_names_the_setting(cls: type, values: dict[str, object], name: str):
     with pytest.raises(ValueError, match=re.escape(name)):
         cls(**values)
+
+
+def test_both_shares_of_the_slices_may_be_given():
+    assert TrainingConfig(train_size=0.9, validation_size=0.1).train_size == 0.9

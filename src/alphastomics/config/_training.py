@@ -191,9 +191,10 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.train_size is not None and self.validation_size is not None:
+        sizes = [size for size in (self.train_size, self.validation_size) if size is not None]
+        if len(sizes) == 2 and abs(sum(sizes) - 1) > 1e-6:
             raise ValueError(
-                f"train_size={self.train_size} and validation_size={self.validation_size} set the same share; pass one of them"
+                f"train_size={self.train_size} and validation_size={self.validation_size} do not add up to 1; pass one of them"
             )
 
 

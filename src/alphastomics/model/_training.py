@@ -118,7 +118,7 @@ class TrainingMixin(ModelBase):
             more cells than ``batch_size``, a batch is one context. None: 512, or ``"auto"`` for a model that was made with
             ``context=``.
         train_size, validation_size
-            Fraction of the slices in training or in validation, one of them. Whole slices are held out, none by default. The
+            Fractions of the slices, of which one determines the other. Whole slices are held out for validation, none by default. The
             validation set of a dataset on disk is used unless a fraction is given.
         early_stopping
             Whether to stop when ``validation_loss`` has not decreased for 45 epochs (``early_stopping_patience``), and keep the
