@@ -99,6 +99,7 @@ def test_cells_of_the_reference_are_as_frequent_as_expected():
     np.testing.assert_array_equal(relative_frequency(reference[0], source, few), 1.0)
 
 
+@pytest.mark.filterwarnings("ignore:.* have the same expression as another cell:UserWarning")
 def test_a_placement_in_another_composition_is_reported(trained, reference, monkeypatch):
     query = ad.concat([reference] * 3, index_unique="-")
     ratio = np.where(np.arange(query.n_obs) % 2, 8.0, 1.0)
