@@ -104,6 +104,8 @@ def place(model: AlphaSTomics, fold: Fold, method: str, known: NDArray[np.intp],
 def run(results: Results, fold: Fold, *, seed: int, options: argparse.Namespace) -> None:
     """Score all methods on one fold."""
     parameters = _models.training_parameters(options.minutes) | {"known_share": options.known_share}
+    if options.within:
+        parameters["within"] = True
     known, rest = split(len(fold.truth), seed, options.known_share)
     methods = [m for m in METHODS if len(known) <= MAX_KRIGED or m not in (KRIGING, KRIGING_EXPRESSION)]
     if all(results.find(parameters, method=method, fold=fold.name, seed=seed) for method in methods):

@@ -216,8 +216,8 @@ def peer_table(folder: Path = RESULTS) -> str:
     for fold in dict.fromkeys(entry["fold"] for entry in published):
         summary = summarize([*results, *published], shown, [fold], unseen.SEEDS)
         pairs = [[summary[name][score][0] for score in SHIFT_SCORES] if name in summary else () for name in shown]
-        lines.append([fold, *(", ".join(f"{value:.3f}" for value in pair) for pair in pairs)])
-    return markdown(lines).replace("-0.000", "0.000 ")
+        lines.append([fold, *(", ".join(f"{value:z.3f}" for value in pair) for pair in pairs)])
+    return markdown(lines)
 
 
 def result_tables(folder: Path = RESULTS) -> list[str]:

@@ -81,3 +81,29 @@ def test_all_methods_are_scored_on_the_cells_that_are_not_known(make_tissue, tmp
     assert [{tuple(x) for x in truth} for truth in scored] == [rest] * len(entries)
     known_positions.main(["--seeds", "0", "--output", str(path)])
     assert len(model.given) == 1
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_a_model_is_trained_on_the_known_cells_or_on_other_slices(make_tissue, tmp_path: Path, monkeypatch, within):
+    fold = _data.make_fold("held_out", make_tissue(0), make_tissue(1, n_slices=1, n_cells=200))
+    references = []
+
+    def train_or_load(reference, **_):
+        references.append(reference)
+        return Model(fold.truth[fold.order]), 1.0
+
+    monkeypatch.setattr(_models, "train_or_load", train_or_load)
+    monkeypatch.setattr(_models, "fingerprint", lambda model: "0")
+    monkeypatch.setattr(known_positions, "MAX_KRIGED", 100)
+    monkeypatch.setitem(_data.BENCHMARKS, "seqfish", lambda folder: [fold])
+    monkeypatch.setattr(known_positions, "find_data", lambda folder: tmp_path)
+    path = tmp_path / "known.json"
+    known_positions.main(["--seeds", "0", "--known-share", "0.8", "--output", str(path), *["--within"] * within])
+    (reference,) = references
+    known = known_positions.split(200, 0, 0.8)[0]
+    if within:
+        assert {tuple(x) for x in reference.obsm["spatial"]} == {tuple(x) for x in fold.truth[known]}
+    else:
+        assert reference is fold.reference
+    methods = [known_positions.PLACEMENT, known_positions.UNCONDITIONED, known_positions.NEAREST]
+    assert [entry["method"] for entry in Results(path, {}).entries] == methods
