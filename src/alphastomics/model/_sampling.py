@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from alphastomics.config import Reduction, SampledMode, SamplerName
-    from alphastomics.sampling._position_draws import Placed
+    from alphastomics.sampling._placed import Placed
 
 
 class SamplingMixin(ModelBase):

@@ -13,10 +13,9 @@ is one of the draws, their medoid, the others are used.
 from __future__ import annotations
 
 import logging
-import warnings
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -29,15 +28,20 @@ from alphastomics.data._plane import restore_column
 from alphastomics.diffusion.geometry import align
 from alphastomics.sampling._cells import content_hash, encode_cells, read_expression, unchanged
 from alphastomics.sampling._composition import (
-    MAX_RATIO,
     composed_contexts,
     composition_weights,
-    is_other_composition,
     relative_frequency,
 )
-from alphastomics.sampling._confidence import MIN_REPORTED, UNMATCHED, check_values, measure_confidence, unmatched_share
+from alphastomics.sampling._confidence import check_values, measure_confidence
 from alphastomics.sampling._draws import align_draws, progress_bar, stack_draws
 from alphastomics.sampling._gene_shift import gene_shift
+from alphastomics.sampling._placed import (
+    Placed,
+    is_empty,
+    report_composition,
+    report_confidence,
+    report_undetermined,
+)
 from alphastomics.sampling._position import PositionSampler
 
 if TYPE_CHECKING:
@@ -53,34 +57,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PLACEMENT, DRAW, TIES = 1, 2, 3  # keys of generators
-MAX_UNMATCHED = 0.5  # share of unmatched cells, above which a warning is issued
-
-
-class Placed(NamedTuple):
-    """Positions of the cells of a query.
-
-    Attributes
-    ----------
-    positions
-        All draws, or one row of reduced positions, (K, n_cells, D), user units.
-    uncertainty
-        Scaled median distance of the draws from the returned position, (n_cells,), user units; NaN for a single draw.
-    confidence
-        Confidence, (n_cells,); NaN where there is none.
-    frequency
-        Frequency of cells like each one, relative to that in the reference, (n_cells,).
-    tied
-        Cells that no input of the network distinguishes from another one of their slice, (n_cells,).
-    known
-        Cells whose position was known, (n_cells,); None if no positions were read.
-    """
-
-    positions: NDArray[np.float64]
-    uncertainty: NDArray[np.float64]
-    confidence: NDArray[np.float64]
-    frequency: NDArray[np.float64]
-    tied: NDArray[np.bool_]
-    known: NDArray[np.bool_] | None
 
 
 def sample_positions(sampler: Sampler, query: AnnData, config: SamplingConfig, *, separate: bool = False) -> Placed:
@@ -107,9 +83,9 @@ def sample_positions(sampler: Sampler, query: AnnData, config: SamplingConfig, *
     with progress_bar(len(source.slices) * n_samples, "Placing cells", unit="draw") as bar:
         for cells in source.slices:
             _SliceDraws(sampler, source, cells, config, lambda: bar.update()).write(placed, separate=separate)
-    _report_confidence(placed, config)
-    _report_composition(placed)
-    _report_undetermined(placed, source, query, config)
+    report_confidence(placed, config)
+    report_composition(placed)
+    report_undetermined(placed, source, query, config)
     return placed._replace(positions=restore_column(placed.positions, query, source.slices, sampler.schema))
 
 
@@ -160,7 +136,7 @@ class _SliceDraws:
         compared = self.sampler.fitted.confidence_cells
         if compared is None:
             return np.full(len(self.rows), np.nan)
-        return np.where(_is_empty(self.source, self.rows), 0.0, measure_confidence(compared, self.source, self.rows))
+        return np.where(is_empty(self.source, self.rows), 0.0, measure_confidence(compared, self.source, self.rows))
 
     @property
     def tied(self) -> NDArray[np.bool_]:
@@ -263,77 +239,6 @@ def uncertainty(draws: NDArray[np.float64], position: NDArray[np.float64]) -> ND
     """Uncertainty (n_cells,) of a position (n_cells, D) from draws (K, n_cells, D)."""
     n_dims = position.shape[1]
     return np.median(np.linalg.norm(draws - position, axis=2), axis=0) * np.sqrt(n_dims / chi2.median(n_dims))
-
-
-def _report_confidence(placed: Placed, config: SamplingConfig) -> None:
-    """Log the number of cells that are not placed, and warn if the reference lacks many cells of the query."""
-    min_confidence = config.min_confidence
-    unplaced = int((placed.confidence < min_confidence).sum())
-    if min_confidence:
-        logger.info(
-            "%d of %d cells have a confidence below %g and are not placed.",
-            unplaced,
-            len(placed.confidence),
-            min_confidence,
-        )
-    share = unmatched_share(placed.confidence)
-    if share > MAX_UNMATCHED:
-        warnings.warn(
-            f"{share:.0%} of the cells have a confidence below {UNMATCHED:g}, instead of {UNMATCHED:.0%}: kinds of cells that the "
-            "reference lacks, or another specimen or instrument. "
-            + (
-                f"{unplaced} cells below min_confidence={min_confidence:g} are not placed."
-                if min_confidence
-                else "All cells are placed; min_confidence=… leaves out the least similar ones, and "
-                f'obs["{config.key_added}{_keys.CONFIDENCE_SUFFIX}"] shows which.'
-            ),
-            UserWarning,
-            stacklevel=4,
-        )
-
-
-def _report_composition(placed: Placed) -> None:
-    """Log the share of cells of over-represented kinds, with a warning if they are many."""
-    over = placed.frequency[placed.frequency > MAX_RATIO]
-    if len(over) < MIN_REPORTED:
-        return
-    message = (
-        f"{len(over) / len(placed.frequency):.0%} of the cells are of kinds that are more than {MAX_RATIO:g} times as frequent as in the "
-        f"reference (median: {np.median(over):.2g} times). Each of them is placed together with a part of the others only, so that "
-        "the composition is that of the reference."
-    )
-    if is_other_composition(placed.frequency, placed.confidence):
-        warnings.warn(message, UserWarning, stacklevel=4)
-    else:
-        logger.info(message)
-
-
-def _is_empty(source: CellSource, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether no molecule was detected in a cell, (n,)."""
-    return (source.library_size(rows) == 0) & source.schema.is_detected
-
-
-def _report_undetermined(placed: Placed, source: CellSource, query: AnnData, config: SamplingConfig) -> None:
-    """Warn if there are cells in which no molecule was detected, or others that nothing distinguishes."""
-    empty = _is_empty(source, np.arange(source.n_cells))
-    if empty.any():
-        warnings.warn(
-            f"{empty.sum()} of {source.n_cells} cells have no counts, the first {str(query.obs_names[empty.argmax()])!r}: nothing determines "
-            "their positions, and their confidence is 0. Remove them, such as with scanpy.pp.filter_cells(adata, min_counts=1), or pass "
-            "min_confidence=….",
-            UserWarning,
-            stacklevel=4,
-        )
-    tied = placed.tied & ~empty
-    if tied.any() and not config.independent:
-        warnings.warn(
-            f"{tied.sum()} of {source.n_cells} cells have the same expression as another cell of their slice in the "
-            f"{source.measured.sum()} genes that are used, the first {str(query.obs_names[tied.argmax()])!r}: which of them lies where is "
-            f'drawn with random_state, and obs["{config.key_added}{_keys.TIED_SUFFIX}"] marks them. Pass more genes of the reference, '
-            "or counts instead of 0 and 1, to distinguish them.",
-            UserWarning,
-            stacklevel=4,
-        )
 
 
 def add_positions(query: AnnData, placed: Placed, key: str, *, reduced: bool, slice_key: str | None) -> AnnData:

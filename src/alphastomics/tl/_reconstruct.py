@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from alphastomics.model import AlphaSTomics
-    from alphastomics.sampling._position_draws import Placed
+    from alphastomics.sampling._placed import Placed
 
 Arguments = dict[str, dict[str, Any]]  # keyword arguments by the function that takes them
 
