@@ -383,6 +383,8 @@ ARGUMENTS = {
     "settings that are no Configuration": mistake(lambda c: tl.compare(c.reference, configurations={"wide": {"d_model": 64}}), TypeError, "configurations=…", "use tl.Configuration"),
     "unknown field of a plan": mistake(lambda c: tl.compare(c.reference, configurations={"fast": tl.Configuration(plan={"learning_rate": 1})}), TypeError, "'learning_rate'", "did you mean 'lr'"),
     "one number as seeds": mistake(lambda c: tl.compare(c.reference, seeds=3), TypeError, "seeds=3", "pass seeds=[3]"),
+    "a negative seed of a comparison": mistake(lambda c: tl.compare(c.reference, seeds=[0, -1]), ValueError, "seeds=-1", "must be a whole number at least 0"),
+    "a negative seed of hidden positions": mistake(lambda c: pp.hide_positions(c.reference, fraction=0.2, random_state=-1), ValueError, "random_state=-1", "must be a whole number at least 0"),
     "time and steps": mistake(lambda c: tl.compare(c.reference, max_time=3, max_steps=3), ValueError, "max_steps=…", "pass max_time=…", "not both"),
     "all slices held out": mistake(lambda c: tl.compare(c.reference, held_out=["slice_0", "slice_1"]), ValueError, "held_out=…", "leave at least one for training"),
     "unknown slice held out": mistake(lambda c: tl.compare(c.reference, held_out="slice_9"), KeyError, "'slice_9'", "choose held_out=… from"),
@@ -417,6 +419,7 @@ TRAINING = {
 
 SCORES = {
     "score without placement": mistake(lambda c: tl.evaluate(c.query), KeyError, f'obsm["{PREDICTED}"]', "run alphastomics.tl.reconstruct(adata) first", "pass prediction=…"),
+    "a negative seed of scores": mistake(lambda c: tl.evaluate(c.placed(), truth="spatial", random_state=-1), ValueError, "random_state=-1", "must be a whole number at least 0"),
     "score without truth": mistake(lambda c: tl.evaluate((c.placed(), no_position(c.query), c.query)[-1]), KeyError, 'obsm["spatial"]', "pass truth=…"),
     "truth under another key": mistake(lambda c: tl.evaluate(c.placed(), truth="xy"), KeyError, 'obsm["xy"]', "pass truth=…"),
     "truth is NaN": mistake(lambda c: tl.evaluate(c.placed(spatial=np.full((100, 2), np.nan))), ValueError, 'obsm["spatial"]', "pass the key of the true positions as truth=…"),

@@ -12,13 +12,13 @@ from pathlib import Path  # noqa: TC003  read at run time
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
-from cyclopts.types import ExistingDirectory, ExistingFile  # noqa: TC002
+from cyclopts.types import ExistingFile  # noqa: TC002
 
 from alphastomics import __version__, _keys
 from alphastomics.cli._config import HEADER, fill, resolved
+from alphastomics.cli._datasets import preprocess, stage1, stage2, upload
 from alphastomics.cli._options import (
     GLOBAL,
-    SEVERAL,
     ComparisonOptions,
     DemoOptions,
     FitOptions,
@@ -26,7 +26,6 @@ from alphastomics.cli._options import (
     SetupOptions,
 )
 from alphastomics.cli._output import USER_ERRORS, messages, print_error
-from alphastomics.cli._preprocess import ClusterOptions, DatasetOptions, SliceOptions, UploadOptions
 from alphastomics.cli._query import SAMPLED, EmbeddingOptions, QueryOptions, SampleOptions, check_checkpoint
 from alphastomics.cli._reconstruct import RECONSTRUCTED, run_reconstruction
 from alphastomics.cli._run import RunOptions, SourceOptions
@@ -113,89 +112,9 @@ def reconstruct(
     logger.info('%d cells are in %s; their positions are in obsm["%s"].', cells.n_obs, output, _keys.RECONSTRUCTED)
 
 
-@app.command
-def preprocess(
-    *,
-    input_dir: ExistingDirectory,
-    output_dir: Path,
-    slices: SliceOptions = SliceOptions(),
-    dataset: DatasetOptions = DatasetOptions(),
-    cluster: ClusterOptions = ClusterOptions(),
-) -> None:
-    """Convert a folder of .h5ad files to a dataset: stage1, then stage2.
-
-    Run the same command again to resume after an interruption.
-
-    Parameters
-    ----------
-    input_dir
-        Folder with ``.h5ad`` files.
-    output_dir
-        Folder for ``data`` and ``metadata.json``. The slices in ``_intermediate_slices`` may be deleted afterwards.
-    """
-    from alphastomics.cli._output import check_readable
-    from alphastomics.data.preprocess import preprocess as both
-
-    check_readable(input_dir)
-    first, second = slices.stage1(), dataset.stage2()
-    with cluster.run() as run:
-        schema = both(input_dir, output_dir, first, second, run=run)
-    logger.info("%s is in %s.", schema, output_dir)
-
-
-@app.command
-def stage1(
-    *,
-    input_dir: ExistingDirectory,
-    output_dir: Path,
-    slices: SliceOptions = SliceOptions(),
-    cluster: ClusterOptions = ClusterOptions(),
-) -> None:
-    """Write each slice of a folder of .h5ad files to a separate file.
-
-    Parameters
-    ----------
-    input_dir
-        Folder with ``.h5ad`` files.
-    output_dir
-        Folder for the slices.
-    """
-    from alphastomics.cli._output import check_readable
-    from alphastomics.data.preprocess import stage1 as first
-
-    check_readable(input_dir)
-    options = slices.stage1()
-    with cluster.run() as run:
-        n_slices = first(input_dir, output_dir, options, run=run)
-    logger.info("%d slices are in %s.", n_slices, output_dir)
-
-
-@app.command
-def stage2(
-    *,
-    input_dirs: Annotated[list[ExistingDirectory], SEVERAL],
-    output_dir: Path,
-    dataset: DatasetOptions = DatasetOptions(),
-    cluster: ClusterOptions = ClusterOptions(),
-) -> None:
-    """Merge the slices written by stage1 into one dataset.
-
-    Parameters
-    ----------
-    input_dirs
-        Folders of slices.
-    output_dir
-        Folder for ``data`` and ``metadata.json``.
-    """
-    from alphastomics.cli._output import check_readable
-    from alphastomics.data.preprocess import stage2 as second
-
-    for folder in input_dirs:
-        check_readable(folder)
-    options = dataset.stage2()
-    with cluster.run() as run:
-        schema = second(input_dirs, output_dir, options, run=run)
-    logger.info("%s is in %s.", schema, output_dir)
+app.command(preprocess)
+app.command(stage1)
+app.command(stage2)
 
 
 @app.command(config=fill)
@@ -384,23 +303,7 @@ def compare(
     sys.stdout.write(to_text(table.astype(float)))
 
 
-@app.command
-def upload(*, data_dir: ExistingDirectory, repo_id: str, options: UploadOptions = UploadOptions()) -> None:
-    """Upload a dataset to the Hugging Face Hub, or resume an interrupted upload.
-
-    The token is taken from ``hf auth login`` or from the environment variable ``HF_TOKEN``.
-
-    Parameters
-    ----------
-    data_dir
-        Folder of a dataset, written by ``preprocess``.
-    repo_id
-        ``organization/name``.
-    """
-    from alphastomics.data.hub import upload as run
-
-    done = run(data_dir, repo_id, **vars(options))
-    logger.info("%d files were sent; the dataset is at %s.", len(done.files), done.url)
+app.command(upload)
 
 
 @app.meta.default

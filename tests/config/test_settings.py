@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from alphastomics.cli._datasets import ClusterOptions, DatasetOptions, SliceOptions, UploadOptions
 from alphastomics.cli._options import ComparisonOptions, FitOptions, SetupOptions
-from alphastomics.cli._preprocess import ClusterOptions, DatasetOptions, SliceOptions, UploadOptions
 from alphastomics.cli._query import EmbeddingOptions, SampleOptions
 from alphastomics.cli._run import RunOptions, SourceOptions
 from alphastomics.config import (

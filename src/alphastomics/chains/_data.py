@@ -37,6 +37,7 @@ from scipy.optimize import brentq
 from scipy.spatial.transform import Rotation
 
 from alphastomics._keys import SLICE, SPATIAL
+from alphastomics._seed import check_seed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -205,11 +206,10 @@ def synthetic_chains(
         raise ValueError(f"n_segments={n_segments} must be (minimum, maximum)")
     if not 0 <= noise < np.inf:
         raise ValueError(f"noise={noise} must be finite and not negative")
-    if not isinstance(random_state, Integral) or random_state < 0:
-        raise ValueError(f"random_state={random_state!r} must be an integer that is not negative")
+    seed = check_seed(random_state)
     chains = []
     for k in range(n_chains):
-        rng = np.random.default_rng(np.random.SeedSequence(int(random_state), spawn_key=(k,)))
+        rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(k,)))
         chains.append(_draw_chain((fewest, most), depth, noise, rotate, rng))
     adata = _join(chains)
     params = {"n_chains": n_chains, "n_segments": list(n_segments), "depth": depth, "noise": noise, "rotate": rotate}

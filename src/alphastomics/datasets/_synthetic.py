@@ -13,6 +13,7 @@ import pandas as pd
 from scipy import sparse
 
 from alphastomics._keys import CELL_TYPE, SLICE, SPATIAL
+from alphastomics._seed import check_seed
 from alphastomics.datasets._anatomy import SmoothFields, draw_anatomy, draw_cell_types, draw_positions
 from alphastomics.datasets._expression import draw_counts, draw_depth, draw_programs
 
@@ -153,8 +154,7 @@ def synthetic_tissue(
     _check_counts(n_genes=n_genes, n_cell_types=n_cell_types)
     if n_dims not in (2, 3):
         raise ValueError(f"n_dims={n_dims} must be 2 or 3")
-    if not isinstance(random_state, Integral) or random_state < 0:
-        raise ValueError(f"random_state={random_state!r} must be a non-negative integer")
+    check_seed(random_state)
     anatomy = draw_anatomy(n_dims, n_cell_types, _generator(random_state, _ANATOMY))
     programs = draw_programs(anatomy, n_genes, _EXTENT, _generator(random_state, _PROGRAMS))
     slices = {

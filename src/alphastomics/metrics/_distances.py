@@ -8,6 +8,8 @@ import numpy as np
 from scipy.spatial.distance import cdist, pdist
 from scipy.stats import rankdata
 
+from alphastomics._seed import check_seed
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -55,7 +57,7 @@ def subsample_cells(n_cells: int, n: int = 4000, seed: int = 0) -> NDArray[np.in
     -------
     ``sort(default_rng(seed).permutation(n_cells)[:n])``, (min(n, n_cells),).
     """
-    return np.sort(np.random.default_rng(seed).permutation(n_cells)[:n])
+    return np.sort(np.random.default_rng(check_seed(seed)).permutation(n_cells)[:n])
 
 
 def distance_matrix_mse(true: ArrayLike, predicted: ArrayLike) -> float:

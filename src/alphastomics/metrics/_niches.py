@@ -26,6 +26,7 @@ import pandas as pd
 from sklearn.cluster import KMeans
 from sklearn.metrics import normalized_mutual_info_score
 
+from alphastomics._seed import check_seed
 from alphastomics.metrics._distances import check_pair, row_chunks
 from alphastomics.metrics._neighbors import N_NEIGHBORS, nearest_cells, neighbor_probability
 
@@ -91,6 +92,7 @@ def niche_scores(
         )
     if n_neighbors < 1 or n_niches < 1:
         raise ValueError(f"n_neighbors={n_neighbors} and n_niches={n_niches} must be at least 1")
+    check_seed(random_state)
     scores = dict.fromkeys(NICHE_SCORES, float("nan"))
     if len(y) <= n_neighbors:
         return scores

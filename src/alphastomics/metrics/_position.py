@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from alphastomics._seed import check_seed
 from alphastomics.metrics._align import aligned_rmsd, procrustes_disparity, rigid_rmsd
 from alphastomics.metrics._distances import (
     CONTACT_SHARE,
@@ -145,7 +146,7 @@ def oracle_positions(true: ArrayLike, cell_type: ArrayLike, random_state: int = 
 
 def chance_order(n_cells: int, random_state: int) -> NDArray[np.int64]:
     """Random permutation of the cells, (n_cells,)."""
-    return np.random.default_rng(random_state).permutation(n_cells)
+    return np.random.default_rng(check_seed(random_state)).permutation(n_cells)
 
 
 def oracle_order(n_cells: int, cell_type: ArrayLike, random_state: int) -> NDArray[np.int64]:
@@ -153,7 +154,7 @@ def oracle_order(n_cells: int, cell_type: ArrayLike, random_state: int) -> NDArr
     codes = pd.factorize(np.asarray(cell_type, dtype=object))[0]
     if codes.shape != (n_cells,):
         raise ValueError(f"cell_type must name one type per cell, got {len(codes)} for {n_cells} cells")
-    rng = np.random.default_rng(random_state)
+    rng = np.random.default_rng(check_seed(random_state))
     order = np.empty(n_cells, dtype=np.int64)
     for code in np.unique(codes):
         cells = np.flatnonzero(codes == code)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import rich.pretty  # noqa: F401  scvi-tools uses rich.pretty without importing it
@@ -12,6 +11,7 @@ from scvi import settings
 from scvi.data import AnnDataManager
 
 from alphastomics._messages import hide_others
+from alphastomics._seed import check_seed
 from alphastomics.config import DiffusionSettings, ModelConfig, NetworkConfig, SetupConfig, SourceConfig
 from alphastomics.config._setting import check_names, settings_of, split_arguments
 from alphastomics.data import fit_schema
@@ -139,9 +139,7 @@ class AlphaSTomics(TrainingMixin, AdaptationMixin, SamplingMixin, EmbeddingMixin
         if use_moe:
             self._advise_experts(num_experts, config.moe_top_k)
         random_state = (settings.seed or 0) if random_state is None else random_state
-        if not isinstance(random_state, Integral) or random_state < 0:
-            raise ValueError(f"random_state={random_state!r} must be a whole number at least 0")
-        with seeded_generators(int(random_state)):
+        with seeded_generators(check_seed(random_state)):
             self.module = self._module_cls(config)
         # The scale of other values is arbitrary.
         if self.schema.transform == "log1p" or self.schema.value_kind == "log-normalized":

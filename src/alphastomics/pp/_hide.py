@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from alphastomics import _keys
+from alphastomics._seed import check_seed
 from alphastomics.data._checks import check_type, read_position
 from alphastomics.data._slices import resolve_slice_key, slice_rows
 
@@ -90,7 +91,7 @@ def hide_positions(
             f'restore them with adata.obsm["{position_key}"] = adata.obsm.pop("{truth_key}")'
         )
     position = read_position(adata, position_key, missing=True)
-    rng = np.random.default_rng(random_state)
+    rng = np.random.default_rng(check_seed(random_state))
     chosen = _choose_slices(adata, slices, slice_key)
     hidden = np.concatenate([_draw(rows[np.isfinite(position[rows]).all(axis=1)], fraction, rng) for rows in chosen])
     if not len(hidden):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alphastomics import _keys
+from alphastomics._seed import check_seed
 from alphastomics.config import PlanConfig, SetupConfig
 from alphastomics.config._comparison import ComparisonConfig, ComparisonMode
 from alphastomics.config._setting import check_names, documented
@@ -231,6 +232,7 @@ def _shared_arguments(
 
     if isinstance(seeds, Integral):
         raise TypeError(f"seeds={seeds} is one number; pass seeds=[{seeds}]")
+    seeds = [check_seed(seed, "seeds") for seed in seeds]
     if not len(seeds) or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds={list(seeds)} must have at least one seed and no duplicates")
     if max_time is not None and max_steps is not None:

@@ -16,6 +16,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from alphastomics._provenance import result_record
+from alphastomics._seed import check_seed
 from alphastomics.data._checks import check_genes, check_in_memory, check_text, expression_matrix
 from alphastomics.metrics import log1p_normalized, median_library_size, pearson_per_gene
 from alphastomics.tl._checks import check_model
@@ -152,7 +153,7 @@ def _hold_out(adata: AnnData, source: AnnData, model: AlphaSTomics, n_genes: int
             f"validate={n_genes} genes cannot be held out: adata and source share {len(shared)} of the {len(known)} genes of the "
             f"model, half of which must remain; pass at most {most}"
         )
-    return list(np.random.default_rng(seed).choice(shared, n_genes, replace=False))
+    return list(np.random.default_rng(check_seed(seed)).choice(shared, n_genes, replace=False))
 
 
 def _validation(
