@@ -5,7 +5,8 @@ slice, as :func:`alphastomics.tl.reconstruct` trains it when it is given nothing
 ``distance_spearman``, ``knn_20``, ``contact_5`` and ``aligned_rmsd`` of ``_placement.py``:
 
 - ``known, placement``: ``model.sample(query, mode="expr_to_pos", inpaint=True)``;
-- ``known, unconditioned``: the placement by the same model without known positions;
+- ``known, unconditioned``: the placement of all cells by the same model without known positions;
+- ``known, alone``: the placement of the other cells by the same model, without the known cells;
 - ``known, kriging``: Gaussian process regression of the known positions over the embedding of the query by the same model
   (``get_latent_representation``, standardized), without the conditional mean as a trend. The kernel is an isotropic radial basis
   function and white noise, and its parameters maximize the marginal likelihood (scikit-learn);
@@ -53,9 +54,10 @@ KNOWN_SHARE = 0.05
 MAX_KRIGED = 2000
 N_COMPONENTS = 20
 SCORES = ("distance_spearman", "knn_20", "contact_5", "aligned_rmsd")
-PLACEMENT, UNCONDITIONED, NEAREST = "known, placement", "known, unconditioned", "known, nearest neighbors"
+PLACEMENT, UNCONDITIONED, ALONE = "known, placement", "known, unconditioned", "known, alone"
+NEAREST = "known, nearest neighbors"
 KRIGING, KRIGING_EXPRESSION = "known, kriging", "known, kriging of expression"
-METHODS = (PLACEMENT, UNCONDITIONED, KRIGING, KRIGING_EXPRESSION, NEAREST)
+METHODS = (PLACEMENT, UNCONDITIONED, ALONE, KRIGING, KRIGING_EXPRESSION, NEAREST)
 
 
 def krige(feature: Array, known: NDArray[np.intp], position: Array) -> Array:
@@ -83,13 +85,18 @@ def known_cells(fold: Fold, known: NDArray[np.intp]) -> AnnData:
 
 
 def place(model: AlphaSTomics, fold: Fold, method: str, known: NDArray[np.intp], *, seed: int) -> Array:
-    """Positions (N, D) of all cells, in the order of the truth, if those of the cells ``known`` (n,) are given."""
+    """Positions (N, D) of the cells, in the order of the truth, if those of the cells ``known`` (n,) are given; NaN: not placed."""
     query, given = fold.query.copy(), np.full_like(fold.truth, np.nan)
     given[known] = fold.truth[known]
     if method in (PLACEMENT, UNCONDITIONED):
         if method == PLACEMENT:
             query.obsm["spatial"] = given[fold.order]
         return fold.in_source_order(_models.sample(model, query, seed=seed, inpaint=method == PLACEMENT))
+    if method == ALONE:
+        rows = np.flatnonzero(~np.isin(fold.order, known))
+        placed = np.full_like(fold.truth, np.nan)
+        placed[fold.order[rows]] = _models.sample(model, query[rows].copy(), seed=seed, inpaint=False)
+        return placed
     if method == NEAREST:
         return fold.in_source_order(knn_25(known_cells(fold, known), query, seed=seed))
     if method == KRIGING:

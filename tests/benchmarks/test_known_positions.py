@@ -48,7 +48,11 @@ class Model:
         assert inpaint == ("spatial" in query.obsm)
         if inpaint:
             self.given.append(query.obsm["spatial"].copy())
-        placed = self.truth if inpaint else np.random.default_rng(random_state).normal(size=self.truth.shape)
+        placed = (
+            self.truth
+            if inpaint
+            else np.random.default_rng(random_state).normal(size=(query.n_obs, self.truth.shape[1]))
+        )
         return SimpleNamespace(obsm={"spatial_reconstructed": placed})
 
     def get_latent_representation(self, query):
@@ -72,7 +76,8 @@ def test_all_methods_are_scored_on_the_cells_that_are_not_known(make_tissue, tmp
     assert entries[known_positions.PLACEMENT]["aligned_rmsd"] == pytest.approx(0, abs=1e-6)
     assert entries[known_positions.KRIGING]["distance_spearman"] > 0.98
     assert entries["known, kriging of expression"]["distance_spearman"] > 0.6
-    assert abs(entries[known_positions.UNCONDITIONED]["distance_spearman"]) < 0.1
+    for method in (known_positions.UNCONDITIONED, known_positions.ALONE):
+        assert abs(entries[method]["distance_spearman"]) < 0.1
     (given,) = model.given
     known = np.isfinite(given).all(1)
     assert known.sum() == 30
@@ -105,5 +110,5 @@ def test_a_model_is_trained_on_the_known_cells_or_on_other_slices(make_tissue, t
         assert {tuple(x) for x in reference.obsm["spatial"]} == {tuple(x) for x in fold.truth[known]}
     else:
         assert reference is fold.reference
-    methods = [known_positions.PLACEMENT, known_positions.UNCONDITIONED, known_positions.NEAREST]
+    methods = [known_positions.PLACEMENT, known_positions.UNCONDITIONED, known_positions.ALONE, known_positions.NEAREST]
     assert [entry["method"] for entry in Results(path, {}).entries] == methods
