@@ -74,7 +74,7 @@ def full_drift(_: AlphaSTomics) -> Iterator[None]:
     from alphastomics.sampling import _kriging
 
     fit = _kriging._fit
-    with patch.object(_kriging, "_fit", lambda *arguments: (*fit(*arguments)[:2], 1.0)):
+    with patch.object(_kriging, "_fit", lambda *arguments: (*fit(*arguments)[:3], 1.0)):
         yield
 
 
@@ -121,9 +121,12 @@ CORRECTIONS: dict[str, tuple[tuple[str, ...], Change]] = {
     "embedding of each cell alone": (PLACED, one_embedding),
     "refinement": (PLACED, patched("_position.refine_layout", lambda mean, *_, **__: mean)),
     "removal of overlaps": (PLACED, patched("_position.remove_overlaps", lambda x, *_: x)),
-    "kriging of positions": (("known positions",), patched("_position.krige_positions", lambda _, mean, *__: mean)),
+    "kriging of positions": (
+        ("known positions",),
+        patched("_position.krige_positions", lambda _, mean, *__: (mean, None)),
+    ),
     "fitted drift": (("known positions",), full_drift),
-    "anchor of known positions": (("known positions",), patched("_layout.KNOWN_ANCHOR", 1.0)),
+    "variance of the kriging": (("known positions",), patched("_layout.MIN_VARIANCE", 0.5)),
 }
 """Tasks that a correction affects, and the change that leaves it out."""
 TASKS = tuple(dict.fromkeys(task for tasks, _ in CORRECTIONS.values() for task in tasks))

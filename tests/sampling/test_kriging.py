@@ -25,7 +25,7 @@ N_CELLS, N_KNOWN = 300, 120
 
 def krige(embedding: torch.Tensor, known: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """Positions of cells whose mean is the same, the center of the known positions."""
-    return krige_positions(embedding, position.mean(0).expand(len(embedding), -1), known, position)
+    return krige_positions(embedding, position.mean(0).expand(len(embedding), -1), known, position).position
 
 
 def dense(known: np.ndarray, residual: np.ndarray, rows: np.ndarray, width: float, noise: float) -> np.ndarray:
@@ -93,10 +93,12 @@ def test_width_noise_and_drift_minimize_the_error_of_known_cells_that_are_left_o
         of_position, of_mean = np.hsplit(y - predicted, 2)
         fit = lsq_linear(of_mean.reshape(-1, 1), of_position.ravel(), (0, 1))
         fits.append((fit.cost, width, noise, fit.x[0]))
-    _, width, noise, drift = min(fits)
+    cost, width, noise, drift = min(fits)
     residual = y[:, :2] - drift * y[:, 2:]
     expected = origin + drift * offset + dense(x, residual, h, width, noise)
-    np.testing.assert_allclose(krige_positions(embedding, mean, known, position[known]), expected, atol=1e-7)
+    found, variance = krige_positions(embedding, mean, known, position[known])
+    np.testing.assert_allclose(found, expected, atol=1e-7)
+    assert variance == pytest.approx(2 * cost / (2 * len(x)))  # of two coordinates; lsq_linear halves the squares
     assert (drift < 1e-6, 1 - drift < 1e-6) == (weight < 0, weight > 1)
 
 
@@ -168,12 +170,12 @@ def test_the_drift_is_the_one_that_fits(cells, weight):
     generator = torch.Generator().manual_seed(1)
     embedding, mean = (torch.randn(N_CELLS, k, generator=generator, dtype=torch.float64) for k in (4, 2))
     mean = mean - mean[known].mean(0)
-    found = krige_positions(embedding, mean, known, weight * mean[known])
+    found = krige_positions(embedding, mean, known, weight * mean[known]).position
     torch.testing.assert_close(found, weight * mean, atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize("n_known", [0, 1, MIN_CELLS - 1, MIN_CELLS])
 def test_few_known_positions_leave_the_mean(cells, n_known):
     embedding, known, mean = cells
-    found = krige_positions(embedding, mean, known[:n_known], mean[known[:n_known]] + 1)
-    assert (found is mean) == (n_known < MIN_CELLS)
+    found, variance = krige_positions(embedding, mean, known[:n_known], mean[known[:n_known]] + 1)
+    assert (found is mean) == (variance is None) == (n_known < MIN_CELLS)

@@ -1,4 +1,4 @@
-"""Refinement of a layout: gradients against autograd, neighbors that are found, and cells that do not move."""
+"""Refinement of a layout: gradients against autograd, neighbors that are found, and the distance from the mean."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 
-from alphastomics.sampling._layout import N_CELLS, _width, attraction_gradient, refine_layout, repulsion_gradient
+from alphastomics.sampling._layout import (
+    N_CELLS,
+    VARIANCE,
+    _width,
+    attraction_gradient,
+    refine_layout,
+    repulsion_gradient,
+)
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -112,22 +119,14 @@ def test_repulsion_is_the_gradient_of_its_objective(layout, n_rows):
     )
 
 
-def test_fixed_cells_do_not_move(folded):
+def test_a_small_variance_keeps_the_mean(folded):
     _, mean, feature = folded
-    fixed = torch.arange(len(mean)) % 4 == 0
-    refined = refine_layout(mean, feature, generator(), fixed=fixed)
-    assert torch.equal(refined[fixed], mean[fixed])
-    assert bool((refined[~fixed] != mean[~fixed]).any(1).all())
 
+    def moved(variance: float | None) -> float:
+        return float((refine_layout(mean, feature, generator(), variance=variance) - mean).square().mean())
 
-def test_cells_are_attracted_by_fixed_neighbors(folded):
-    """A cell between two places goes to the one where the cells that resemble it are fixed."""
-    true, mean, feature = folded
-    fixed = torch.arange(len(mean)) % 4 > 0
-    start = torch.where(fixed[:, None], true, mean)
-    refined = refine_layout(start, feature, generator(), fixed=fixed)
-    before, after = ((x - true)[~fixed].square().sum(1).mean().sqrt() for x in (start, refined))
-    assert float(after) < 0.8 * float(before)
+    assert moved(0.0) < moved(0.01) < moved(0.1) < moved(None)
+    assert moved(None) == moved(VARIANCE)
 
 
 def test_weights_leave_other_cells_in_the_layout_without_over_represented_cells():

@@ -14,6 +14,8 @@ of the prior plus the kriged residual is a draw of the posterior (Journel & Huij
 linear: with the errors :math:`e` of :math:`x - \bar x` and :math:`f` of :math:`\hat x - \bar x`, that of y is
 
 .. math:: \lVert e - \beta f \rVert^2, \qquad \beta = \frac{\langle e, f \rangle}{\lVert f \rVert^2} \text{, at least 0 and at most 1.}
+
+Its mean over coordinates is the variance :math:`\sigma^2` of the predicted positions.
 """
 
 from __future__ import annotations
@@ -35,22 +37,29 @@ LEFT_OUT = 2048  # known cells that are predicted from the others
 MIN_CELLS = 5  # known cells below which nothing is estimated
 
 
-def krige_positions(embedding: Tensor, mean: Tensor, known: Tensor, position: Tensor) -> Tensor:
-    """Expected positions (N, D) of cells with ``embedding`` (N, d) and ``mean`` (N, D), given those of the ``known`` cells.
+class Kriged(NamedTuple):
+    """Expected positions (N, D), and the variance of a coordinate; None if too few known cells determine it."""
+
+    position: Tensor
+    variance: float | None
+
+
+def krige_positions(embedding: Tensor, mean: Tensor, known: Tensor, position: Tensor) -> Kriged:
+    """Expected positions of cells with ``embedding`` (N, d) and ``mean`` (N, D), given those of the ``known`` cells.
 
     ``known`` (n,) are indices of cells, and ``position`` (n, D) their positions.
     """
     if len(known) < MIN_CELLS:
-        return mean
+        return Kriged(mean, None)
     origin = position.mean(0)
     offset = mean - origin
     value = torch.cat([position - origin, offset[known]], dim=1)
     h = (embedding - embedding.mean(0)) / embedding.std(0).clamp_min(1e-6)
     h_known = h[known]
-    width, noise, drift = _fit(h_known, value)
+    variance, width, noise, drift = _fit(h_known, value)
     predicted = [_predict(_nearest(rows, h_known), value, width, noise) for rows in h.split(ROWS)]
     kriged, trend = torch.cat(predicted).chunk(2, dim=1)
-    return origin + kriged + drift * (offset - trend)
+    return Kriged(origin + kriged + drift * (offset - trend), variance)
 
 
 class _Neighbors(NamedTuple):
@@ -72,8 +81,8 @@ def _nearest(h: Tensor, known: Tensor, itself: Tensor | None = None) -> _Neighbo
     return _Neighbors(nearest.indices, nearest.values, torch.cdist(near, near))
 
 
-def _fit(known: Tensor, value: Tensor) -> tuple[float, float, Tensor]:
-    """Width, noise and drift that minimize the error of cells left out; ``value`` (n, 2 D) are positions and means."""
+def _fit(known: Tensor, value: Tensor) -> tuple[float, float, float, Tensor]:
+    """Variance, and width, noise and drift that minimize it; ``value`` (n, 2 D) are positions and means."""
     left_out = torch.from_numpy(evenly_spaced_indices(len(known), LEFT_OUT)).to(known.device)
     others = _nearest(known[left_out], known, left_out)
     scale = max(float(others.distance.mean()), 1e-6)  # 0 for cells with the same embedding
@@ -82,8 +91,8 @@ def _fit(known: Tensor, value: Tensor) -> tuple[float, float, Tensor]:
         error, of_mean = (value[left_out] - _predict(others, value, width * scale, noise)).chunk(2, dim=1)
         power = of_mean.square().sum().clamp_min(torch.finfo(value.dtype).tiny)  # 0 for cells with the same mean
         drift = ((error * of_mean).sum() / power).clamp(0, 1)
-        fits.append((float((error - drift * of_mean).square().sum()), width * scale, noise, drift))
-    return min(fits)[1:]
+        fits.append((float((error - drift * of_mean).square().mean()), width * scale, noise, drift))
+    return min(fits)
 
 
 def _predict(neighbors: _Neighbors, value: Tensor, width: float, noise: float) -> Tensor:

@@ -3,14 +3,15 @@ r"""Positions that agree with the conditional mean and with the neighborhood emb
 .. math::
 
     y^\star = \arg\min_y \; \frac1n \sum_i a_i \Big( -\sum_{j \in \mathcal N_i} p_{ij} \log q_{ij}
-        + \lambda \lVert y_i - \hat x_i \rVert^2 \Big), \qquad n = \sum_i a_i, \\
+        + \frac{\lVert y_i - \hat x_i \rVert^2}{2 \sigma^2} \Big), \qquad n = \sum_i a_i, \\
     p_{ij} = \frac{a_j \exp(f_i \cdot f_j / \tau)}{\sum_{k \in \mathcal N_i} a_k \exp(f_i \cdot f_k / \tau)}, \quad
     q_{ij} = \frac{a_j\, (1 + \lVert y_i - y_j \rVert^2 / w^2)^{-1}}{\sum_{k \ne i} a_k\, (1 + \lVert y_i - y_k \rVert^2 / w^2)^{-1}}
 
 In the conditional mean :math:`\hat x` a cell that may lie in two places lies between them, near unrelated cells. The unit
 vectors :math:`f` of the neighborhood embedding separate the two places; :math:`\mathcal N_i` are the K cells nearest to i in
 the embedding. The first term is the objective of t-SNE (van der Maaten & Hinton 2008), as in
-:func:`alphastomics.diffusion.losses.layout_error`; the second keeps cells near their conditional mean. The width w is constant, and larger
+:func:`alphastomics.diffusion.losses.layout_error`; the second is that of a normal density about the conditional mean, whose variance
+is constant, or that of kriging where some positions are known. The width w is constant, and larger
 in slices of few cells, where it grows as the distance between cells. Cells of kinds that are over-represented in the query have a
 weight a below 1 (:mod:`alphastomics.sampling._composition`), so that they hardly push the others away.
 """
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 N_NEIGHBORS = 40
 WIDTH, N_CELLS = 0.05, 5000  # w of slices of that many cells or more, in model units per square root of dimension
-ANCHOR = 1.0  # lambda
-KNOWN_ANCHOR = 5.0  # lambda where positions of some cells are known, which makes the mean more exact
+VARIANCE = 0.5  # sigma^2 of the conditional mean
+MIN_VARIANCE = 1e-4  # known positions may be predicted without an error
 N_ITERATIONS, RATE = 60, 0.03
 ROWS = 1024  # rows of the pair matrix that are in memory at once, and whose normalizer an iteration computes
 
@@ -40,12 +41,12 @@ def refine_layout(
     generator: torch.Generator,
     *,
     weight: Tensor | None = None,
-    fixed: Tensor | None = None,
+    variance: float | None = None,
 ) -> Tensor:
     """Minimize the objective from the conditional mean (N, D), given the embedding ``feature`` (N, K) in unit vectors.
 
     Every iteration of Adam computes the normalizer of q for a random sample of rows: memory is O(rows * N). ``weight`` (N,) is a, 1 for
-    all cells when None. Cells that are ``fixed`` (N,) do not move.
+    all cells when None. ``variance`` is that of the mean, ``VARIANCE`` when None.
     """
     n_cells = len(mean)
     if n_cells < 3:  # attraction and repulsion need two other cells
@@ -54,7 +55,8 @@ def refine_layout(
     n = float(weight.sum())
     neighbors, p = _embedding_neighbors(feature, weight, min(N_NEIGHBORS, n_cells - 1))
     squared_width = _width(n, mean.shape[1]) ** 2
-    anchor = 2 / n * (ANCHOR if fixed is None else KNOWN_ANCHOR) * weight[:, None]
+    variance = VARIANCE if variance is None else max(variance, MIN_VARIANCE)
+    anchor = weight[:, None] / (n * variance)
     y = mean.clone()
     optimizer = torch.optim.Adam([y], lr=RATE)
     for _ in range(N_ITERATIONS):
@@ -64,8 +66,6 @@ def refine_layout(
             + repulsion_gradient(y, rows, weight, squared_width)
             + anchor * (y - mean)
         )
-        if fixed is not None:
-            y.grad[fixed] = 0.0
         optimizer.step()
     return y
 

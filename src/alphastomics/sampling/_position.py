@@ -205,7 +205,7 @@ class PositionSampler:
             Positions (N, D) in the frame of the user and model units, NaN where they are not known. Known positions do not
             change.
         """
-        x, fixed, frame = self.mean[0], None, None
+        x, frame, variance = self.mean[0], None, None
         fitted = self.sampler.fitted
         if independent is not None:
             assert fitted.reference_cells is not None  # fitted after every training that places cells
@@ -217,23 +217,22 @@ class PositionSampler:
                 x = average_positions(fitted.reference_cells, self.cell_feature, x, retrieval_weight)
         if known is not None:
             frame = KnownPositions(known, self.mean[0], shared_frame=self.sampler.shared_frame)
-            fixed = frame.mask
         if independent is not None:
             return x if frame is None else frame.to_user_frame(x)
-        if frame is not None and fixed is not None:
+        if frame is not None:
             h = torch.cat([self.latent, self.embedding], dim=1)
-            x = krige_positions(h, x, fixed.nonzero()[:, 0], frame.position).clone()
-            x[fixed] = frame.position
+            x, variance = krige_positions(h, x, frame.mask.nonzero()[:, 0], frame.position)
         nearest = fitted.nearest if separate else None
         if nearest is not None and frame is None and not self.sampler.shared_frame:
             x = restore_radius(x, reference_radius=float(nearest.radius[0]), n_reference=float(nearest.n_cells[0]))
         if refine or retrieve:
-            x = refine_layout(x, self.layout_feature, _torch_generator(rng), weight=weight, fixed=fixed)
+            x = refine_layout(x, self.layout_feature, _torch_generator(rng), weight=weight, variance=variance)
+        if frame is not None:
+            x = x.clone()
+            x[frame.mask] = frame.position
         if nearest is not None:
-            moved = remove_overlaps(
-                x.cpu().double().numpy(), nearest, rng, None if fixed is None else fixed.cpu().numpy()
-            )
-            x = torch.from_numpy(moved).to(x)
+            fixed = None if frame is None else frame.mask.cpu().numpy()
+            x = torch.from_numpy(remove_overlaps(x.cpu().double().numpy(), nearest, rng, fixed)).to(x)
         return x if frame is None else frame.to_user_frame(x)
 
 
