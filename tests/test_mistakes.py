@@ -174,7 +174,7 @@ def column(key: str, values: Callable[[AnnData], Any]) -> Change:
 
 
 def without_column(key: str) -> Change:
-    return lambda adata: adata.obs.drop(columns=key, inplace=True)
+    return lambda adata: adata.obs.pop(key)
 
 
 def position(function: Callable[[np.ndarray], Any]) -> Change:
