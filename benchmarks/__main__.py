@@ -17,7 +17,7 @@ WHOLE_SLICES = (
     *("--minutes", "30", "--steps", "5600", "--shortest", "512", "--warmup", "0.95", "--seeds", "0", "1"),
     *("--variants", "contexts of 1,024", "full", "--output", str(RESULTS / "whole_slices.json")),
 )
-MOSTLY_KNOWN = ("--known-share", "0.8", "--within")
+MOSTLY_KNOWN = {"mostly_known": ("--known-share", "0.8", "--within"), "mostly_known_model_of_another": ("--known-share", "0.8")}
 CALIBRATED = ("seqfish", "starmap_mpfc", "drosophila3d", "hypothalamus")
 HELD_OUT = ("pos_to_expr", "directions", "gene_inpainting", "uncertainty", "joint", "embeddings", "likelihood")
 MEASURING = (
@@ -40,8 +40,9 @@ def main() -> None:
         [name, *shared, "--benchmark", tissue] for tissue in CALIBRATED for name in ("calibration", "known_positions")
     ]
     runs += [
-        ["known_positions", *shared, *MOSTLY_KNOWN, "--benchmark", tissue, "--output", str(RESULTS / f"mostly_known_{tissue}.json")]
+        ["known_positions", *shared, *flags, "--benchmark", tissue, "--output", str(RESULTS / f"{name}_{tissue}.json")]
         for tissue in ("seqfish", "hypothalamus")
+        for name, flags in MOSTLY_KNOWN.items()
     ]  # fmt: skip
     runs.append(["picture", *shared])
     runs += [[name, *shared, "--benchmark", tissue] for tissue in TISSUES for name in HELD_OUT]

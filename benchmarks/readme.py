@@ -52,6 +52,15 @@ CHANGES = {
     "all": "all of these",
     "composition": "one type ten times as frequent",
 }
+KNOWN_TISSUES = {"seqfish": "mouse embryo", "hypothalamus": "hypothalamus"}
+KNOWN = {
+    ("mostly_known", "known, placement"): "**AlphaSTomics**, `tl.reconstruct(adata)`",
+    ("mostly_known", "known, unconditioned"): "the same model, placing all cells",
+    ("mostly_known", "known, alone"): "the same model, placing these cells only",
+    ("mostly_known_model_of_another", "known, unconditioned"): "a model of another specimen, placing all cells",
+    ("mostly_known", "known, nearest neighbors"): "25-NN in expression",
+}
+"""File and method of each row of the table of known positions."""
 DISSOCIATED = {
     "osmfish": "osmFISH, sequenced cells",
     "osmfish_binary": "the same as 0 and 1",
@@ -205,6 +214,17 @@ def dissociated_table(summary: Mapping[str, Mapping[str, Mapping[str, Any]]]) ->
     return markdown(lines)
 
 
+def known_table(folder: Path = RESULTS) -> str:
+    """Scores of a fifth of the cells of a slice whose other positions are known, by tissue."""
+    lines = [["positions of a fifth of the cells", *SCORES.values()]]
+    for tissue, title in KNOWN_TISSUES.items():
+        for (run, method), name in KNOWN.items():
+            path = folder / f"{run}_{tissue}.json"
+            summary = json.loads(path.read_text())["summary"][method]
+            lines.append([f"{title}: {name}", *(mean_sd(*summary[score]) for score in SCORES)])
+    return markdown(lines)
+
+
 def peer_table(folder: Path = RESULTS) -> str:
     """Distance Spearman and kNN preservation of the published methods, in the folds in which one of them was run."""
     results, published = (
@@ -221,7 +241,7 @@ def peer_table(folder: Path = RESULTS) -> str:
 
 
 def result_tables(folder: Path = RESULTS) -> list[str]:
-    """Tables of unseen tissue, changed queries and dissociated cells in ``docs/results.md``."""
+    """Tables of unseen tissue, changed queries, dissociated cells and known positions in ``docs/results.md``."""
     results, published, dissociated = (
         json.loads((folder / f"{name}.json").read_text()) for name in ("unseen", "unseen_peers", "dissociated")
     )
@@ -229,6 +249,7 @@ def result_tables(folder: Path = RESULTS) -> list[str]:
         fold_table([*results["entries"], *published["entries"]], results["ratios"]),
         shift_table(results["entries"]),
         dissociated_table(dissociated["summary"]),
+        known_table(folder),
     ]
 
 
