@@ -17,7 +17,10 @@ WHOLE_SLICES = (
     *("--minutes", "30", "--steps", "5600", "--shortest", "512", "--warmup", "0.95", "--seeds", "0", "1"),
     *("--variants", "contexts of 1,024", "full", "--output", str(RESULTS / "whole_slices.json")),
 )
-MOSTLY_KNOWN = {"mostly_known": ("--known-share", "0.8", "--within"), "mostly_known_model_of_another": ("--known-share", "0.8")}
+MOSTLY_KNOWN = {
+    "mostly_known": ("--known-share", "0.8", "--within"),
+    "mostly_known_model_of_another": ("--known-share", "0.8"),
+}
 CALIBRATED = ("seqfish", "starmap_mpfc", "drosophila3d", "hypothalamus")
 HELD_OUT = ("pos_to_expr", "directions", "gene_inpainting", "uncertainty", "joint", "embeddings", "likelihood")
 MEASURING = (
