@@ -123,10 +123,10 @@ CORRECTIONS: dict[str, tuple[tuple[str, ...], Change]] = {
     "removal of overlaps": (PLACED, patched("_position.remove_overlaps", lambda x, *_: x)),
     "kriging of positions": (
         ("known positions",),
-        patched("_position.krige_positions", lambda _, mean, *__: (mean, None)),
+        patched("_position.krige_positions", lambda _, mean, *__: (mean, 1.0)),
     ),
     "fitted drift": (("known positions",), full_drift),
-    "variance of the kriging": (("known positions",), patched("_layout.MIN_VARIANCE", 0.5)),
+    "unexplained variance of the kriging": (("known positions",), patched("_layout.LEAST", 1.0)),
 }
 """Tasks that a correction affects, and the change that leaves it out."""
 TASKS = tuple(dict.fromkeys(task for tasks, _ in CORRECTIONS.values() for task in tasks))

@@ -96,9 +96,9 @@ def test_width_noise_and_drift_minimize_the_error_of_known_cells_that_are_left_o
     cost, width, noise, drift = min(fits)
     residual = y[:, :2] - drift * y[:, 2:]
     expected = origin + drift * offset + dense(x, residual, h, width, noise)
-    found, variance = krige_positions(embedding, mean, known, position[known])
+    found, unexplained = krige_positions(embedding, mean, known, position[known])
     np.testing.assert_allclose(found, expected, atol=1e-7)
-    assert variance == pytest.approx(2 * cost / (2 * len(x)))  # of two coordinates; lsq_linear halves the squares
+    assert unexplained == pytest.approx(min(1, 2 * cost / np.square(y[:, :2]).sum()))  # lsq_linear halves the squares
     assert (drift < 1e-6, 1 - drift < 1e-6) == (weight < 0, weight > 1)
 
 
@@ -177,5 +177,5 @@ def test_the_drift_is_the_one_that_fits(cells, weight):
 @pytest.mark.parametrize("n_known", [0, 1, MIN_CELLS - 1, MIN_CELLS])
 def test_few_known_positions_leave_the_mean(cells, n_known):
     embedding, known, mean = cells
-    found, variance = krige_positions(embedding, mean, known[:n_known], mean[known[:n_known]] + 1)
-    assert (found is mean) == (variance is None) == (n_known < MIN_CELLS)
+    found, unexplained = krige_positions(embedding, mean, known[:n_known], mean[known[:n_known]] + 1)
+    assert (found is mean) == (unexplained == 1) == (n_known < MIN_CELLS)

@@ -15,7 +15,7 @@ linear: with the errors :math:`e` of :math:`x - \bar x` and :math:`f` of :math:`
 
 .. math:: \lVert e - \beta f \rVert^2, \qquad \beta = \frac{\langle e, f \rangle}{\lVert f \rVert^2} \text{, at least 0 and at most 1.}
 
-Its mean over coordinates is the variance :math:`\sigma^2` of the predicted positions.
+Its ratio to :math:`\lVert x - \bar x \rVert^2` is the share of the variance that is not explained, :math:`1 - R^2`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ MIN_CELLS = 5  # known cells below which nothing is estimated
 
 
 class Kriged(NamedTuple):
-    """Expected positions (N, D), and the variance of a coordinate; None if too few known cells determine it."""
+    """Expected positions (N, D), and the share of their variance that is not explained; 1 if too few cells are known."""
 
     position: Tensor
-    variance: float | None
+    unexplained: float
 
 
 def krige_positions(embedding: Tensor, mean: Tensor, known: Tensor, position: Tensor) -> Kriged:
@@ -50,16 +50,16 @@ def krige_positions(embedding: Tensor, mean: Tensor, known: Tensor, position: Te
     ``known`` (n,) are indices of cells, and ``position`` (n, D) their positions.
     """
     if len(known) < MIN_CELLS:
-        return Kriged(mean, None)
+        return Kriged(mean, 1.0)
     origin = position.mean(0)
     offset = mean - origin
     value = torch.cat([position - origin, offset[known]], dim=1)
     h = (embedding - embedding.mean(0)) / embedding.std(0).clamp_min(1e-6)
     h_known = h[known]
-    variance, width, noise, drift = _fit(h_known, value)
+    unexplained, width, noise, drift = _fit(h_known, value)
     predicted = [_predict(_nearest(rows, h_known), value, width, noise) for rows in h.split(ROWS)]
     kriged, trend = torch.cat(predicted).chunk(2, dim=1)
-    return Kriged(origin + kriged + drift * (offset - trend), variance)
+    return Kriged(origin + kriged + drift * (offset - trend), min(unexplained, 1.0))
 
 
 class _Neighbors(NamedTuple):
@@ -82,16 +82,17 @@ def _nearest(h: Tensor, known: Tensor, itself: Tensor | None = None) -> _Neighbo
 
 
 def _fit(known: Tensor, value: Tensor) -> tuple[float, float, float, Tensor]:
-    """Variance, and width, noise and drift that minimize it; ``value`` (n, 2 D) are positions and means."""
+    """Unexplained share, and width, noise and drift that minimize it; ``value`` (n, 2 D) are positions and means."""
     left_out = torch.from_numpy(evenly_spaced_indices(len(known), LEFT_OUT)).to(known.device)
     others = _nearest(known[left_out], known, left_out)
     scale = max(float(others.distance.mean()), 1e-6)  # 0 for cells with the same embedding
-    fits = []
+    tiny, fits = torch.finfo(value.dtype).tiny, []
+    total = value[left_out].chunk(2, dim=1)[0].square().sum().clamp_min(tiny)  # 0 for cells at one position
     for width, noise in product(WIDTHS, NOISES):
         error, of_mean = (value[left_out] - _predict(others, value, width * scale, noise)).chunk(2, dim=1)
-        power = of_mean.square().sum().clamp_min(torch.finfo(value.dtype).tiny)  # 0 for cells with the same mean
+        power = of_mean.square().sum().clamp_min(tiny)  # 0 for cells with the same mean
         drift = ((error * of_mean).sum() / power).clamp(0, 1)
-        fits.append((float((error - drift * of_mean).square().mean()), width * scale, noise, drift))
+        fits.append((float((error - drift * of_mean).square().sum() / total), width * scale, noise, drift))
     return min(fits)
 
 

@@ -10,10 +10,10 @@ r"""Positions that agree with the conditional mean and with the neighborhood emb
 In the conditional mean :math:`\hat x` a cell that may lie in two places lies between them, near unrelated cells. The unit
 vectors :math:`f` of the neighborhood embedding separate the two places; :math:`\mathcal N_i` are the K cells nearest to i in
 the embedding. The first term is the objective of t-SNE (van der Maaten & Hinton 2008), as in
-:func:`alphastomics.diffusion.losses.layout_error`; the second is that of a normal density about the conditional mean, whose variance
-is constant, or that of kriging where some positions are known. The width w is constant, and larger
-in slices of few cells, where it grows as the distance between cells. Cells of kinds that are over-represented in the query have a
-weight a below 1 (:mod:`alphastomics.sampling._composition`), so that they hardly push the others away.
+:func:`alphastomics.diffusion.losses.layout_error`; the second is that of a normal density about the conditional mean. Its variance is
+constant, times the share that kriging does not explain where positions are known (:mod:`alphastomics.sampling._kriging`). The width w is
+constant, and larger in slices of few cells, where it grows as the distance between cells. Cells of kinds that are over-represented in the
+query have a weight a below 1 (:mod:`alphastomics.sampling._composition`), so that they hardly push the others away.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 N_NEIGHBORS = 40
 WIDTH, N_CELLS = 0.05, 5000  # w of slices of that many cells or more, in model units per square root of dimension
-VARIANCE = 0.5  # sigma^2 of the conditional mean
-MIN_VARIANCE = 1e-4  # known positions may be predicted without an error
+VARIANCE = 0.5  # sigma^2 where no positions are known, in squared model units
+LEAST = 1e-3  # unexplained share: known positions may be predicted without an error
 N_ITERATIONS, RATE = 60, 0.03
 ROWS = 1024  # rows of the pair matrix that are in memory at once, and whose normalizer an iteration computes
 
@@ -41,12 +41,12 @@ def refine_layout(
     generator: torch.Generator,
     *,
     weight: Tensor | None = None,
-    variance: float | None = None,
+    unexplained: float = 1.0,
 ) -> Tensor:
     """Minimize the objective from the conditional mean (N, D), given the embedding ``feature`` (N, K) in unit vectors.
 
     Every iteration of Adam computes the normalizer of q for a random sample of rows: memory is O(rows * N). ``weight`` (N,) is a, 1 for
-    all cells when None. ``variance`` is that of the mean, ``VARIANCE`` when None.
+    all cells when None. ``unexplained`` is the share of the variance of the mean that is left.
     """
     n_cells = len(mean)
     if n_cells < 3:  # attraction and repulsion need two other cells
@@ -55,8 +55,7 @@ def refine_layout(
     n = float(weight.sum())
     neighbors, p = _embedding_neighbors(feature, weight, min(N_NEIGHBORS, n_cells - 1))
     squared_width = _width(n, mean.shape[1]) ** 2
-    variance = VARIANCE if variance is None else max(variance, MIN_VARIANCE)
-    anchor = weight[:, None] / (n * variance)
+    anchor = weight[:, None] / (n * VARIANCE * max(unexplained, LEAST))
     y = mean.clone()
     optimizer = torch.optim.Adam([y], lr=RATE)
     for _ in range(N_ITERATIONS):

@@ -205,7 +205,7 @@ class PositionSampler:
             Positions (N, D) in the frame of the user and model units, NaN where they are not known. Known positions do not
             change.
         """
-        x, frame, variance = self.mean[0], None, None
+        x, frame, unexplained = self.mean[0], None, 1.0
         fitted = self.sampler.fitted
         if independent is not None:
             assert fitted.reference_cells is not None  # fitted after every training that places cells
@@ -221,12 +221,13 @@ class PositionSampler:
             return x if frame is None else frame.to_user_frame(x)
         if frame is not None:
             h = torch.cat([self.latent, self.embedding], dim=1)
-            x, variance = krige_positions(h, x, frame.mask.nonzero()[:, 0], frame.position)
+            x, unexplained = krige_positions(h, x, frame.mask.nonzero()[:, 0], frame.position)
         nearest = fitted.nearest if separate else None
         if nearest is not None and frame is None and not self.sampler.shared_frame:
             x = restore_radius(x, reference_radius=float(nearest.radius[0]), n_reference=float(nearest.n_cells[0]))
         if refine or retrieve:
-            x = refine_layout(x, self.layout_feature, _torch_generator(rng), weight=weight, variance=variance)
+            generator = _torch_generator(rng)
+            x = refine_layout(x, self.layout_feature, generator, weight=weight, unexplained=unexplained)
         if frame is not None:
             x = x.clone()
             x[frame.mask] = frame.position
