@@ -271,7 +271,7 @@ from strategy_program import fit, make
 if __name__ == "__main__":
     model = make({{}})
     started = LambdaCallback(on_train_batch_end=lambda *_: Path({started!r}).touch())
-    fit(model, max_epochs=100_000, strategy="ddp_fork", devices=2, checkpoint={checkpoint!r}, callbacks=[started])
+    fit(model, max_epochs=500, strategy="ddp_fork", devices=2, checkpoint={checkpoint!r}, callbacks=[started])
     print("step", model.trainer.global_step, model.is_trained_, model.sample().n_obs)
 """
 
