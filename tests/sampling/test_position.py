@@ -122,3 +122,21 @@ def test_a_layout_is_refined_by_both_embeddings(mean, monkeypatch):
     positions.place(rng(), refine=True)
     similarity = positions.feature @ positions.feature.T + positions.cell_feature @ positions.cell_feature.T
     torch.testing.assert_close(found[0] @ found[0].T, similarity / 2)
+
+
+def test_a_layout_is_refined_around_kriged_positions_with_their_unexplained_share(mean, monkeypatch):
+    kriged, shares = mean + 1, []
+    monkeypatch.setattr(_position, "krige_positions", lambda *_: (kriged, 0.25))
+    monkeypatch.setattr(
+        _position, "refine_layout", lambda x, *_, unexplained, **__: shares.append(unexplained) or torch.zeros_like(x)
+    )
+    known = torch.full_like(mean, torch.nan)
+    known[:20] = mean[:20]
+    positions = sampler_for(mean, "shared", separate=False)
+    positions.feature = torch.nn.functional.normalize(mean, dim=1)
+    found = positions.place(rng(), refine=True, known=known)
+    torch.testing.assert_close(found[:20], mean[:20])
+    assert bool((found[20:] == 0).all())
+    torch.testing.assert_close(positions.place(rng(), refine=False, known=known)[20:], kriged[20:])
+    positions.place(rng(), refine=True)
+    assert shares == [0.25, 1.0]
