@@ -294,5 +294,5 @@ def test_kept_workers_serve_every_cell_once_and_see_the_epoch(make_adata: Make) 
         rows = torch.cat([batch.rows[batch.mask] for batch in batches])
         np.testing.assert_array_equal(rows.sort().values, np.arange(adata.n_obs))
         expected = collate([dataset[0], dataset[1]])
-        for left, right in zip(batches[0], expected, strict=True):
+        for left, right in zip(batches[0][:-1], expected[:-1], strict=True):
             torch.testing.assert_close(left, right, rtol=0, atol=0, equal_nan=True)

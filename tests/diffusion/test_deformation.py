@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from alphastomics.diffusion.deformation import deform
+from alphastomics.diffusion.deformation import deform, draw_deformation
 
 
 def slice_positions(n: int = 60, n_dims: int = 2) -> torch.Tensor:
@@ -15,7 +15,7 @@ def slice_positions(n: int = 60, n_dims: int = 2) -> torch.Tensor:
 
 
 def deformed(x: torch.Tensor, strength: float, seed: int = 0) -> torch.Tensor:
-    return deform(x, strength, np.random.default_rng(seed))
+    return deform(x, draw_deformation(x.shape[1], strength, np.random.default_rng(seed)))
 
 
 @pytest.mark.parametrize("n_dims", [2, 3])

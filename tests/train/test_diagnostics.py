@@ -22,7 +22,7 @@ def run():
         inputs = torch.randn(2, 12, 5), torch.randn(2, 12, 2), torch.zeros(2), torch.full((2,), 0.5)
         with watch_layers(network) as seen:
             network(*inputs, mask)
-        return network, layer_statistics(seen, mask), seen, mask
+        return network, layer_statistics(seen, mask, mask.sum(1).tolist()), seen, mask
 
     return make
 
@@ -56,7 +56,7 @@ def test_usage_of_real_cells(run):
 
 def test_padding_alone_gives_no_statistics(run):
     _, _, seen, mask = run(use_moe=True)
-    values = layer_statistics(seen, torch.zeros_like(mask))
+    values = layer_statistics(seen, torch.zeros_like(mask), [0, 0])
     assert all(float(value) == 0 for value in values.values())
 
 

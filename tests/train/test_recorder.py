@@ -8,7 +8,7 @@ import torch
 
 from alphastomics.data import ContextDataset, collate
 from alphastomics.train import TrainingRecorder
-from alphastomics.train.forward import VALIDATION
+from alphastomics.train.draws import VALIDATION
 
 EXPERTS = {"use_moe": True, "num_experts": 2, "moe_top_k": 1}
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.diffusion import MaskingConfig
-from alphastomics.diffusion.deformation import deform
+from alphastomics.diffusion.deformation import deform, draw_deformation
 from alphastomics.diffusion.samplers import time_grid
 from alphastomics.model import AlphaSTomics
 from alphastomics.nn import DenoiserConfig
@@ -87,7 +87,10 @@ def test_a_training_step_has_no_float64_on_the_device(network, n_dims):
 def test_contexts_are_deformed_and_times_given_in_32_bits():
     """These are made in 64 bits, by the processor."""
     with fake_tensors(), NoDoubles(DEVICE):
-        assert deform(torch.zeros(7, 2, device=DEVICE), 0.2, np.random.default_rng(0)).dtype == torch.float32
+        assert (
+            deform(torch.zeros(7, 2, device=DEVICE), draw_deformation(2, 0.2, np.random.default_rng(0))).dtype
+            == torch.float32
+        )
         assert time_grid(3, device=DEVICE).dtype == torch.float32
 
 

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
+    from alphastomics.data._draws import Draws
     from alphastomics.data._encode import Encoder
 
 
@@ -115,6 +116,8 @@ class Batch(NamedTuple):
         Shape (B, N), int64, -1 where padded.
     key
         Shape (B, 3), int64.
+    draws
+        Random numbers of the training step; None if they are drawn in the step.
     """
 
     expression: torch.Tensor
@@ -131,6 +134,7 @@ class Batch(NamedTuple):
     slice_index: torch.Tensor
     rows: torch.Tensor
     key: torch.Tensor
+    draws: Draws | None = None
 
 
 class RawBatch(NamedTuple):
@@ -154,10 +158,13 @@ class RawBatch(NamedTuple):
     shift: torch.Tensor
 
 
-def collate_raw(contexts: Sequence[RawContext]) -> RawBatch:
-    """Pad contexts to the longest and stack them, as :func:`collate` does."""
-    if len(contexts) == 1 and len(contexts[0].factor):
-        return _stack_one(contexts[0])
+def collate_raw(contexts: Sequence[RawContext], draw: Callable[[Batch], Draws] | None = None) -> RawBatch:
+    """Pad contexts to the longest and stack them, as :func:`collate` does, and ``draw`` the random numbers of a training step."""
+    raw = _stack_one(contexts[0]) if len(contexts) == 1 and len(contexts[0].factor) else _stack(contexts)
+    return raw if draw is None else raw._replace(batch=raw.batch._replace(draws=draw(raw.batch)))
+
+
+def _stack(contexts: Sequence[RawContext]) -> RawBatch:
     longest = max(1, *(len(each.factor) for each in contexts))
     factor, target_factor = np.ones((2, len(contexts), longest), dtype=np.float32)
     for i, each in enumerate(contexts):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Dataset
@@ -17,12 +18,13 @@ from alphastomics.data.parquet._dataset import SPLITS, DatasetInfo
 from alphastomics.data.parquet._source import BUFFER_SIZE, ParquetSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from os import PathLike
 
     from alphastomics.config import Augmentation
     from alphastomics.data._batch import Batch, RawBatch, RawContext
     from alphastomics.data._contexts import Kind
+    from alphastomics.data._draws import Draws
 
 AHEAD = 3  # batches that are loaded ahead of the network
 
@@ -49,6 +51,8 @@ class ContextLoader:
     raw
         Whether batches are :class:`RawBatch`, with expression in user units, which :meth:`encode` transforms to network
         units on the training device; otherwise they are :class:`Batch`.
+    draw
+        Function that draws the random numbers of a training step; None: batches have none.
     """
 
     def __init__(
@@ -61,8 +65,10 @@ class ContextLoader:
         world_size: int = 1,
         prefetch: bool = True,
         raw: bool = True,
+        draw: Callable[[Batch], Draws] | None = None,
     ) -> None:
         self.dataset, self.num_workers, self.prefetch, self.is_raw = dataset, num_workers, prefetch, raw
+        self._collate = partial(collate_raw, draw=draw)
         self._order: WindowSampler | RoundRobinSampler
         if dataset.source.buffer_size is None:  # every process has all cells in memory
             dataset.set_streams(1, contexts_per_batch * world_size if world_size > 1 else 1)
@@ -117,7 +123,7 @@ class ContextLoader:
 
     def _in_processes(self, batches: Sequence[list[int]]) -> DataLoader[RawBatch]:
         loader: DataLoader[Any] = DataLoader(
-            _Raw(self.dataset), batch_sampler=batches, collate_fn=collate_raw, num_workers=self.num_workers
+            _Raw(self.dataset), batch_sampler=batches, collate_fn=self._collate, num_workers=self.num_workers
         )
         return loader
 
@@ -136,7 +142,7 @@ class ContextLoader:
                     each.cancel()
 
     def _cut(self, batch: Sequence[int]) -> RawBatch:
-        return collate_raw([self.dataset.raw(i) for i in batch])
+        return self._collate([self.dataset.raw(i) for i in batch])
 
 
 class _Raw(Dataset["RawContext"]):

@@ -12,7 +12,7 @@ slices, and moves cells of a new specimen towards their positions there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -25,18 +25,40 @@ LENGTH_SCALE = 0.8  # model units: a slice spans about four
 WAVE_SHARE = 0.6  # c, strength of the waves relative to the linear part
 
 
-def deform(x: Tensor, strength: float, rng: np.random.Generator) -> Tensor:
-    """Deform positions ``x`` (N, D) in model units; ``strength`` s = 0 leaves them as they are."""
-    n_dims = x.shape[-1]
+class Deformation(NamedTuple):
+    r"""Parameters of a deformation in D dimensions, or of one for each of B slices.
+
+    Attributes
+    ----------
+    linear
+        :math:`I + s A`, shape (..., D, D).
+    frequency
+        :math:`\omega`, columns of shape (..., D, K).
+    phase
+        :math:`\varphi`, shape (..., 1, K).
+    amplitude
+        :math:`s a`, rows of shape (..., K, D).
+    """
+
+    linear: Tensor
+    frequency: Tensor
+    phase: Tensor
+    amplitude: Tensor
+
+
+def draw_deformation(n_dims: int, strength: float, rng: np.random.Generator) -> Deformation:
+    """Draw a deformation of slices in model units; ``strength`` s = 0 leaves them as they are."""
     linear = np.eye(n_dims) + strength * rng.standard_normal((n_dims, n_dims))
-    omega = rng.standard_normal((n_dims, N_WAVES)) / LENGTH_SCALE
-    phase = rng.uniform(0, 2 * np.pi, N_WAVES)
+    frequency = rng.standard_normal((n_dims, N_WAVES)) / LENGTH_SCALE
+    phase = rng.uniform(0, 2 * np.pi, (1, N_WAVES))
     # Slow waves are almost shifts, so their amplitude is bounded.
-    length = np.maximum(np.linalg.norm(omega, axis=0), 0.5)[:, None]
+    length = np.maximum(np.linalg.norm(frequency, axis=0), 0.5)[:, None]
     amplitude = WAVE_SHARE * strength * rng.standard_normal((N_WAVES, n_dims)) / length
+    return Deformation(*map(torch.from_numpy, (linear, frequency, phase, amplitude)))
 
-    def to_tensor(value: np.ndarray) -> Tensor:
-        return torch.from_numpy(value).to(device=x.device, dtype=x.dtype)
 
+def deform(x: Tensor, deformation: Deformation) -> Tensor:
+    """Deform positions ``x`` (..., N, D) in model units."""
+    linear, frequency, phase, amplitude = (part.to(x) for part in deformation)
     with torch.autocast(x.device.type, enabled=False):
-        return x @ to_tensor(linear) + torch.sin(x @ to_tensor(omega) + to_tensor(phase)) @ to_tensor(amplitude)
+        return x @ linear + torch.sin(x @ frequency + phase) @ amplitude

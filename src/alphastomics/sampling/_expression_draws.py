@@ -21,7 +21,7 @@ import torch
 from alphastomics import _keys
 from alphastomics.data import AnnDataSource, local_density, read_partial
 from alphastomics.data._contexts import MIN_DENSITY
-from alphastomics.diffusion.deformation import deform
+from alphastomics.diffusion.deformation import deform, draw_deformation
 from alphastomics.sampling._calibration import pooled_sd
 from alphastomics.sampling._canonical import candidate_positions
 from alphastomics.sampling._cells import cell_order, content_order, encode_cells
@@ -213,7 +213,8 @@ def _mean_over_views(
         rng = np.random.default_rng([config.random_state, VIEWS, k])
         among = rng.random(len(position)) < rng.uniform(MIN_DENSITY, 1.0)
         density = torch.from_numpy(local_density(position, among=among)).to(canonical.device)
-        means.append(expression.mean(density, deform(canonical, deformation, rng)).cpu().numpy())
+        deformed = deform(canonical, draw_deformation(canonical.shape[1], deformation, rng))
+        means.append(expression.mean(density, deformed).cpu().numpy())
     return np.stack(means).mean(axis=0, dtype=np.float64).astype(np.float32)
 
 

@@ -205,13 +205,11 @@ class _SliceDraws:
         if number is not None:
             rng = np.random.default_rng([seed, DRAW, number])
             change = sampler.perturbation.draw(self.source.measured, rng)
-        second, known = None, None
-        if sampler.second is not None and number is None and independent is None:
-            other = replace(sampler, module=sampler.second)
-            second = PositionSampler(other, self._encoded(other, change))
+        known = None
         if self.known is not None:
             known = torch.from_numpy(sampler.schema.encode_position(self.known)).to(sampler.device)
-        x = PositionSampler(sampler, self._encoded(sampler, change), second).place(
+        cells = self._unchanged if change is None else PositionSampler(sampler, self._encoded(sampler, change))
+        x = cells.place(
             rng,
             refine=self.refine,
             retrieval_weight=sampler.retrieval_weight,
@@ -222,6 +220,15 @@ class _SliceDraws:
             known=known,
         )
         return sampler.to_user(x.cpu().numpy(), in_user_frame=known is not None)
+
+    @cached_property
+    def _unchanged(self) -> PositionSampler:
+        """Conditional mean of the cells without a change of their genes, by both networks."""
+        sampler, second = self.sampler, None
+        if sampler.second is not None:
+            other = replace(sampler, module=sampler.second)
+            second = PositionSampler(other, self._encoded(other, None))
+        return PositionSampler(sampler, self._encoded(sampler, None), second)
 
     def _encoded(self, sampler: Sampler, change: GeneChange | None) -> EncodedCells:
         """The cells of this slice as input of the network of a sampler."""

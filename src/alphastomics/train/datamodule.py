@@ -17,6 +17,7 @@ from alphastomics.data._batch import RawBatch, encode_batch
 from alphastomics.data._encode import Encoder
 from alphastomics.data._loaders import ContextLoader
 from alphastomics.train.distributed.processes import group_index
+from alphastomics.train.draws import TRAINING, VALIDATION
 
 if TYPE_CHECKING:
     from alphastomics.data import Batch, CellSource
@@ -116,7 +117,7 @@ class ContextDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> ContextLoader:
         """Loader of the training contexts of the epoch set by :meth:`set_epoch`."""
-        self._train_loader = self._loader(self.train_set, self.contexts_per_batch)
+        self._train_loader = self._loader(self.train_set, self.contexts_per_batch, TRAINING)
         self._train_loader.load_state_dict(self._position)
         return self._train_loader
 
@@ -141,7 +142,7 @@ class ContextDataModule(pl.LightningDataModule):
         """Loader of the validation contexts, the same in every epoch; an empty list without validation."""
         if self.validation_set is None:
             return []
-        self._validation_loader = self._loader(self.validation_set, self._contexts_in_validation)
+        self._validation_loader = self._loader(self.validation_set, self._contexts_in_validation, VALIDATION)
         return self._validation_loader
 
     def n_trained(self, batch: int) -> int:
@@ -158,10 +159,18 @@ class ContextDataModule(pl.LightningDataModule):
         """Encode raw expression in network units on the device of training."""
         return encode_batch(batch, self._encoder) if isinstance(batch, RawBatch) else batch
 
-    def _loader(self, dataset: ContextDataset, contexts_per_batch: int) -> ContextLoader:
+    def _loader(self, dataset: ContextDataset, contexts_per_batch: int, purpose: int) -> ContextLoader:
         # No shuffling here: the dataset returns its contexts in random order.
         group, n_groups = group_index(self.trainer, self.group_size)
-        return ContextLoader(dataset, contexts_per_batch, num_workers=self.num_workers, rank=group, world_size=n_groups)
+        plan = getattr(self.trainer, "lightning_module", None)  # none outside of a training
+        return ContextLoader(
+            dataset,
+            contexts_per_batch,
+            num_workers=self.num_workers,
+            rank=group,
+            world_size=n_groups,
+            draw=None if plan is None else plan.objective.drawing(purpose),
+        )
 
 
 def split_batch(n_contexts: int, n_cells: int, micro_batch_size: int) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from alphastomics.nn import Routing, expert_usage
 from alphastomics.nn.geometry import processes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -32,14 +32,13 @@ SINK_CELLS = 256  # cells among which sinks are computed
 
 
 @torch.no_grad()
-def layer_statistics(layers: Mapping[int, LayerInputs], mask: Tensor) -> dict[str, Tensor]:
+def layer_statistics(layers: Mapping[int, LayerInputs], mask: Tensor, n_cells: Sequence[int]) -> dict[str, Tensor]:
     """Statistics of each layer by name, ``train_layer_0_gate_mean``, ``…_gate_sd``, ``…_sink``, ``…_expert_usage_0``, ….
 
-    ``layers`` holds the inputs of each layer, ``mask`` (B, N) the real cells.
+    ``layers`` holds the inputs of each layer, ``mask`` (B, N) the real cells, and ``n_cells`` their number in each context.
     """
     values: dict[str, Tensor] = {}
-    first = int(mask.any(dim=1).int().argmax())  # the first context that is not all padding
-    subset = mask[first : first + 1, :SINK_CELLS]
+    first = next((i for i, n in enumerate(n_cells) if n), None)  # the first context that is not all padding
     for i, layer in layers.items():
         name = f"{LAYER}{i}"
         parallel = processes_of(layer.geometry)
@@ -47,7 +46,7 @@ def layer_statistics(layers: Mapping[int, LayerInputs], mask: Tensor) -> dict[st
         if gates is not None:
             gates = parallel.gather(gates.float(), mask.shape[1])
             values[f"{name}_gate_mean"], values[f"{name}_gate_sd"] = _mean_sd(gates, mask)
-        values[f"{name}_sink"] = _sink(layer, first, subset)
+        values[f"{name}_sink"] = mask.new_zeros((), dtype=torch.float32) if first is None else _sink(layer, first, mask)
         if layer.routing is not None:
             routing = Routing(*(parallel.gather(part, mask.shape[1]) for part in layer.routing))
             usage = expert_usage(routing, mask)
@@ -55,11 +54,10 @@ def layer_statistics(layers: Mapping[int, LayerInputs], mask: Tensor) -> dict[st
     return values
 
 
-def _sink(layer: LayerInputs, context: int, subset: Tensor) -> Tensor:
-    """Sink among some cells of a context; 0 if all are padding."""
+def _sink(layer: LayerInputs, context: int, mask: Tensor) -> Tensor:
+    """Sink among some cells of a context."""
+    subset = mask[context : context + 1, :SINK_CELLS]
     x = processes_of(layer.geometry).first(layer.x[context : context + 1], subset.shape[1])
-    if not bool(subset.any()):
-        return x.new_zeros((), dtype=torch.float32)
     geometry = layer.geometry.part(context, x.shape[1]) if layer.geometry else None
     return layer.attention.received(x, geometry, subset).max().float()
 

@@ -15,25 +15,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 
 from alphastomics.config import ModelConfig
-from alphastomics.data import Batch
 from alphastomics.diffusion import Process
-from alphastomics.diffusion.deformation import deform
+from alphastomics.diffusion.deformation import Deformation, deform
 from alphastomics.diffusion.geometry import center, kabsch, rotate
-from alphastomics.train.timesteps import Masks, draw_masks, draw_observed, draw_timesteps, keyed_rng, stratified_uniform
+from alphastomics.train.draws import TRAINING, VALIDATION, DrawContexts
+from alphastomics.train.timesteps import Masks, draw_masks
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.config import PlanConfig
+    from alphastomics.data import Batch
+    from alphastomics.data._draws import Draws
     from alphastomics.diffusion import MaskingConfig, Mode
     from alphastomics.nn import Denoiser
 
 
-# Purposes of the generators that are keyed by context.
-TRAINING, VALIDATION, DEFORMATION, OBSERVED, TYPES = 0, 1, 2, 3, 50
-ALL_HIDDEN = 0.5  # share of the contexts in which no cell type is known
+FRAME_FIELDS = (
+    "expression",
+    "position",
+    "mask",
+    "sequence",
+    "cell_type",
+)  # of a batch that determine the canonical frame
 
 
 class Noised(NamedTuple):
@@ -112,29 +119,16 @@ class ForwardProcess:
         self.shared_frame, self.masking = shared_frame, masking
         self.weights_sharded = False
 
-    def draw(self, batch: Batch, purpose: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Timesteps (B,) of both modalities and standard normal noise of expression, keyed by (seed, epoch, context)."""
-        keys = batch.key.cpu().numpy()
-        device = batch.position.device
-        rngs = [keyed_rng(key, purpose) for key in keys]
-        timesteps = [
-            draw_timesteps(
-                self.mode,
-                rng,
-                modality_dropout=self.config.modality_dropout,
-                kind=stratified_uniform(key, purpose),
-            )
-            for rng, key in zip(rngs, keys, strict=True)
-        ]
-        t_expr = torch.tensor([timestep.expression for timestep in timesteps], device=device)
-        t_pos = torch.tensor([timestep.position for timestep in timesteps], device=device)
-        # Noise is drawn for real cells only, so that it does not depend on the padding.
-        n_cells = batch.mask.sum(1).tolist()
-        noise = torch.zeros(batch.expression.shape)
-        for part, rng, n, timestep in zip(noise, rngs, n_cells, t_expr.tolist(), strict=True):
-            if 0 < timestep < 1:
-                part[:n] = torch.from_numpy(rng.standard_normal((n, noise.shape[2]), dtype="float32"))
-        return t_expr, t_pos, noise.to(device)
+    def drawing(self, purpose: int) -> DrawContexts:
+        """What draws the random numbers of a batch, for the loaders."""
+        types = bool(self.module.config.n_cell_types)
+        return DrawContexts(mode=self.mode, config=self.config, cell_types=types, purpose=purpose)
+
+    def draw(self, batch: Batch, purpose: int = TRAINING) -> Draws:
+        """The random numbers of a batch: those of its loader, or new ones if it has none, on its device."""
+        if batch.draws is not None:
+            return batch.draws
+        return move_data_to_device(self.drawing(purpose)(batch), batch.position.device)
 
     def canonical(self, batch: Batch, mask: Tensor, x_pos: Tensor | None = None, cells: int = 256) -> Tensor:
         """Positions ``x_pos`` (B, N, D) rotated or reflected into the canonical frame, estimated from at most ``cells`` cells."""
@@ -156,35 +150,17 @@ class ForwardProcess:
         rotation = kabsch(subset_position, mean, subset_mask.to(mean.dtype))
         return rotate(center(batch.position, mask) if x_pos is None else x_pos, rotation)
 
-    def deformed(self, x_pos: Tensor, t_pos: Tensor, batch: Batch, purpose: int) -> Tensor:
-        """Deform the contexts whose positions are an input; in validation none."""
-        if not self.config.deformation or purpose == VALIDATION:
-            return x_pos
-        keys = batch.key.cpu().numpy()
-        contexts = [
-            deform(x, self.config.deformation, keyed_rng(key, DEFORMATION)) if float(t) < 1 else x
-            for x, t, key in zip(x_pos, t_pos, keys, strict=True)
-        ]
-        return torch.stack(contexts)
-
     def centered(self, batch: Batch, t_pos: Tensor) -> Tensor:
         """Positions relative to the center of the context, or to that of the slice where they are an input."""
         about_slice = (batch.position - batch.center[:, None]) * batch.mask[..., None]
         return torch.where((t_pos < 1)[:, None, None], about_slice, center(batch.position, batch.mask))
 
-    def observed(self, batch: Batch, x_expr: Tensor, t_expr: Tensor, purpose: int) -> tuple[Tensor, Tensor]:
-        """Mask (B, N, G) of the observed entries of expression while the others are sampled, and their values.
+    def observed_values(self, batch: Batch, x_expr: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
+        """Mask (B, N, G) of the ``observed`` entries of expression that are measured, and their values.
 
         Completely observed cells keep their values. Partly observed cells are thinned and lack genes like any augmented input,
         because the network could recognize a cell by its exact values and memorize it.
         """
-        observed = torch.zeros_like(x_expr, dtype=torch.bool)
-        for row, mask, t, key in zip(observed, batch.mask, t_expr.tolist(), batch.key.cpu().numpy(), strict=True):
-            if t > 0:
-                n = int(mask.sum())
-                row[:n] = torch.from_numpy(draw_observed(n, x_expr.shape[2], keyed_rng(key, OBSERVED + purpose))).to(
-                    row.device
-                )
         whole = observed.all(dim=-1, keepdim=True)
         thinned = batch.expression * (1 - batch.dropout).sqrt()[:, None, None]
         observed = observed & batch.present[:, None] & (whole | batch.measured[:, None])
@@ -193,17 +169,6 @@ class ForwardProcess:
     def cell_types(self, cell_type: Tensor) -> Tensor | None:
         """The cell types (B, N); None if the network does not use them."""
         return cell_type if self.module.config.n_cell_types else None
-
-    def with_hidden_types(self, batch: Batch, purpose: int) -> Batch:
-        """A batch in which a random share of the cell types of every context is unknown, in half of the contexts all of them."""
-        if not self.module.config.n_cell_types or purpose == VALIDATION:
-            return batch
-        cell_type = batch.cell_type.clone()
-        for row, key in zip(cell_type, batch.key.cpu().numpy(), strict=True):
-            rng = keyed_rng(key, TYPES)
-            hidden = rng.random(len(row)) < (1.0 if rng.random() < ALL_HIDDEN else rng.random())
-            row[torch.from_numpy(hidden).to(row.device)] = 0
-        return batch._replace(cell_type=cell_type)
 
     def conditional_mean(
         self, expression: Tensor, mask: Tensor, sequence: Tensor | None = None, cell_type: Tensor | None = None
@@ -220,34 +185,46 @@ class ForwardProcess:
         """Positions that the network predicts, centered unless the frame is shared."""
         return output.float() if self.shared_frame else center(output.float(), mask)
 
-    def noised(self, batch: Batch, purpose: int, step: int = 0) -> Noised:
-        """Draw timesteps, add noise to expression, and mask entries as configured for this step of the optimizer."""
-        t_expr, t_pos, noise = self.draw(batch, purpose)
-        x_pos = batch.position if self.shared_frame else self.centered(batch, t_pos)
-        # All processes must evaluate a network whose weights are sharded.
-        moved = [i for i, t in enumerate(t_pos.tolist()) if t < 1 or self.weights_sharded]
-        if moved and not self.shared_frame:
-            part, x, t = Batch(*(field[moved] for field in batch)), x_pos[moved], t_pos[moved]
-            x_moved = self.deformed(self.canonical(part, part.mask, x), t, part, purpose)
-            # Where positions are absent they stay as they are, so that no loss depends on the rest of the batch.
-            x_pos = x_pos.clone()
-            x_pos[moved] = torch.where((t < 1)[:, None, None], x_moved, x)
+    def noised(self, batch: Batch, draws: Draws, purpose: int, step: int = 0) -> Noised:
+        """Add noise to expression, and mask entries as configured for this step of the optimizer."""
+        t_expr, t_pos = draws.t_expr, draws.t_pos
+        x_pos = self.moved_positions(batch, draws)
         x_expr, values, measured, observed = batch.expression, batch.expression, batch.measured, None
         if self.mode != "expr_to_pos":
             sampled = (t_expr > 0)[:, None]
             x_expr = torch.where(sampled[..., None], batch.target, x_expr)
             measured = measured | (sampled & batch.present)
-            observed, values = self.observed(batch, x_expr, t_expr, purpose)
-        z_expr = self.diffusion.noise(x_expr, t_expr, noise) * measured.unsqueeze(1)
-        if observed is not None:
+            observed, values = self.observed_values(batch, x_expr, draws.observed)
+            z_expr = self.diffusion.noise(x_expr, t_expr, draws.noise) * measured.unsqueeze(1)
             z_expr = torch.where(observed, values, z_expr)
+        else:
+            z_expr = x_expr * measured.unsqueeze(1)
         masks = Masks()
         if self.masking is not None and purpose != VALIDATION:
             share = self.masking.share(step)
-            masks = draw_masks(self.masking, batch, x_expr, x_pos, measured, t_expr, t_pos, share=share)
+            masks = draw_masks(self.masking, batch, x_expr, x_pos, measured, draws, share=share)
         if observed is not None and masks.expression is not None:
             observed = observed & ~masks.expression  # a masked entry is not observed
         return Noised(x_expr, x_pos, z_expr, t_expr, t_pos, measured, observed, masks)
+
+    def moved_positions(self, batch: Batch, draws: Draws) -> Tensor:
+        """Positions (B, N, D); those that are an input are in the canonical frame and deformed.
+
+        Positions that are absent stay as they are, so that no loss depends on the rest of the batch.
+        """
+        if self.shared_frame:
+            return batch.position
+        x, given = self.centered(batch, draws.t_pos), draws.given
+        if self.weights_sharded:  # all processes must evaluate the network
+            canonical = self.canonical(batch, batch.mask, x).index_select(0, given)
+        elif len(given):
+            part = batch._replace(**{name: getattr(batch, name).index_select(0, given) for name in FRAME_FIELDS})
+            canonical = self.canonical(part, part.mask, x.index_select(0, given))
+        else:
+            return x
+        if draws.deformation is not None:
+            canonical = deform(canonical, Deformation(*draws.deformation))
+        return x.index_copy(0, given, canonical)
 
 
 def sequence_of(column: Tensor) -> Tensor | None:

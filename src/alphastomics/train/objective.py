@@ -33,18 +33,17 @@ from alphastomics.diffusion.losses import (
 from alphastomics.diffusion.masking import clean_value
 from alphastomics.nn import Routings, balance_losses, expert_counts
 from alphastomics.nn.parallel import SINGLE_PROCESS
+from alphastomics.train.draws import TRAINING
 from alphastomics.train.expert_load import ExpertLoad
-from alphastomics.train.forward import TRAINING, ForwardProcess, sequence_of
+from alphastomics.train.forward import ForwardProcess, sequence_of
 from alphastomics.train.timesteps import keyed_rng
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy as np
     from torch import Tensor
 
     from alphastomics.config import PlanConfig
     from alphastomics.data import Batch
+    from alphastomics.data._draws import Draws
     from alphastomics.diffusion import MaskingConfig, Mode, Process
     from alphastomics.nn import Denoiser, Prediction
     from alphastomics.nn.parallel import SequenceParallel
@@ -100,7 +99,7 @@ class Objective(ForwardProcess):
         self.parallel: SequenceParallel = SINGLE_PROCESS
         self.load = ExpertLoad()
 
-    def denoised(self, noised: Noised, batch: Batch) -> tuple[Prediction, Routings]:
+    def denoised(self, noised: Noised, batch: Batch, draws: Draws) -> tuple[Prediction, Routings]:
         """Prediction of the network, and the routing of cells to experts."""
         only_position = self.mode == "expr_to_pos" and noised.masks.expression is None
         routings = Routings()
@@ -109,7 +108,7 @@ class Objective(ForwardProcess):
             noised.x_pos,
             noised.t_expr,
             noised.t_pos,
-            None if bool(batch.mask.all()) else batch.mask,
+            None if min(draws.n_cells) == batch.mask.shape[1] else batch.mask,
             observed=noised.observed,
             predict=("position",) if only_position else ("expression", "position"),
             masked=noised.masks,
@@ -133,14 +132,15 @@ class Objective(ForwardProcess):
         step
             Step of the optimizer, which determines the masked share.
         """
-        batch = self.with_hidden_types(batch, purpose)
-        noised = self.noised(batch, purpose, step)
-        output, routings = self.denoised(noised, batch)
+        draws = self.draw(batch, purpose)
+        if draws.hidden_type.shape[1]:
+            batch = batch._replace(cell_type=batch.cell_type.masked_fill(draws.hidden_type, 0))
+        noised = self.noised(batch, draws, purpose, step)
+        output, routings = self.denoised(noised, batch, draws)
         assert output.position is not None
         mask = batch.mask
         x_0_pos = self.predicted_position(output.position, mask)
-        rngs = [keyed_rng(key, PAIRS + purpose) for key in batch.key.cpu().numpy()]
-        losses = self._position_losses(x_0_pos, output.latent, noised, mask, rngs)
+        losses = self._position_losses(x_0_pos, output.latent, noised, mask, draws, purpose)
         if self.config.lambda_fape and self.spacing:
             index = batch.sequence[..., 0]
             true = torch.where(
@@ -182,32 +182,30 @@ class Objective(ForwardProcess):
         return losses
 
     def _position_losses(
-        self,
-        x_0: Tensor,
-        latent: Tensor,
-        noised: Noised,
-        mask: Tensor,
-        rngs: Sequence[np.random.Generator],
+        self, x_0: Tensor, latent: Tensor, noised: Noised, mask: Tensor, draws: Draws, purpose: int
     ) -> dict[str, Tensor]:
         """Aligned, distance, neighbor and layout loss where positions are absent."""
-        losses = {name: x_0.new_zeros(len(x_0)) for name in ("aligned", "distance", "neighbor", "layout")}
-        absent = noised.t_pos >= 1
-        if bool(absent.any()):
-            predicted, true, real = x_0[absent], noised.x_pos[absent], mask[absent]
-            rngs = [rng for rng, is_absent in zip(rngs, absent.tolist(), strict=True) if is_absent]
-            error = mean_squared_error if self.shared_frame else aligned_error
-            losses["aligned"][absent] = error(predicted, true, real)
-            kind, clamp = self.config.distance_loss, self.config.distance_threshold
-            losses["distance"][absent] = distance_error(predicted, true, real, rngs, kind=kind, clamp=clamp) / 2
-            expression = noised.z_expr[absent]
-            if noised.masks.expression is not None:
-                expression = expression.masked_fill(noised.masks.expression[absent], 0.0)
-            width = self.config.neighbor_width * true.shape[-1] ** 0.5
-            for feature in (self.module.neighborhood(latent[absent]), self.module.cell_neighborhood(expression)):
-                losses["neighbor"][absent] += neighbor_error(feature, true, real, width=width, rngs=rngs)
-            width = self.config.layout_width * true.shape[-1] ** 0.5
-            losses["layout"][absent] = layout_error(predicted, true, real, width=width, rngs=rngs)
-        return losses
+        zero, absent = x_0.new_zeros(len(x_0)), draws.absent
+        if not len(absent):
+            return dict.fromkeys(("aligned", "distance", "neighbor", "layout"), zero)
+        predicted, true, real = (x.index_select(0, absent) for x in (x_0, noised.x_pos, mask))
+        rngs = [keyed_rng(key, PAIRS + purpose) for key in draws.key[list(draws.placed)]]
+        error = mean_squared_error if self.shared_frame else aligned_error
+        kind, clamp = self.config.distance_loss, self.config.distance_threshold
+        losses = {
+            "aligned": error(predicted, true, real),
+            "distance": distance_error(predicted, true, real, rngs, kind=kind, clamp=clamp) / 2,
+        }
+        expression = noised.z_expr.index_select(0, absent)
+        if noised.masks.expression is not None:
+            expression = expression.masked_fill(noised.masks.expression.index_select(0, absent), 0.0)
+        width = self.config.neighbor_width * true.shape[-1] ** 0.5
+        of_cells = self.module.neighborhood(latent.index_select(0, absent)), self.module.cell_neighborhood(expression)
+        first, second = (neighbor_error(feature, true, real, width=width, rngs=rngs) for feature in of_cells)
+        losses["neighbor"] = first + second
+        width = self.config.layout_width * true.shape[-1] ** 0.5
+        losses["layout"] = layout_error(predicted, true, real, width=width, rngs=rngs)
+        return {name: zero.index_copy(0, absent, value) for name, value in losses.items()}
 
     def total(self, losses: dict[str, Tensor], batch: Batch, count: float | Tensor | None = None) -> Tensor:
         """Weighted sum of the losses, divided by ``count``.

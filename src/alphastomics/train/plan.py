@@ -22,7 +22,7 @@ from alphastomics.train.distributed.processes import (
     weighted_mean_over_processes,
 )
 from alphastomics.train.distributed.sharding import copy_full_params, full_weights, shard, touch_all_params
-from alphastomics.train.forward import VALIDATION
+from alphastomics.train.draws import VALIDATION
 from alphastomics.train.memory.recompute import recompute
 from alphastomics.train.objective import Objective
 from alphastomics.train.optimization import (
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.data import Batch
+    from alphastomics.data._draws import Draws
     from alphastomics.diffusion import MaskingConfig, Mode, Process
     from alphastomics.nn import Denoiser
     from alphastomics.train.curriculum import LengthCurriculum
@@ -187,7 +188,9 @@ class TrainingPlan(pl.LightningModule):
         watch: AbstractContextManager[dict[int, LayerInputs]] = nullcontext({})
         if self.global_step % EVERY == 0:
             self.statistics_epoch, watch = self.current_epoch, watch_layers(self.module)
-        with recompute(self.module.blocks, self.n_recomputed), drawing_from(self._generators(batch)), watch as layers:
+        draws = self.objective.draw(batch)
+        batch, generators = batch._replace(draws=draws), self._generators(draws)
+        with recompute(self.module.blocks, self.n_recomputed), drawing_from(generators), watch as layers:
             losses = self.objective.losses(batch, step=self.global_step)
         self._slice_index = batch.slice_index
         here, per_batch = self._count(batch_idx)
@@ -248,10 +251,10 @@ class TrainingPlan(pl.LightningModule):
     def _learning_rate_factor(self, step: int) -> float:
         return learning_rate_factor(self.config, step, self.progress())
 
-    def _generators(self, batch: Batch) -> ContextGenerators:
+    def _generators(self, draws: Draws) -> ContextGenerators:
         """Random generators of the network, keyed by context like all draws of training."""
-        seeds = [int(keyed_rng(key, DROPOUT).integers(2**63)) for key in batch.key.cpu().numpy()]
-        return ContextGenerators.seeded(seeds, batch.mask.sum(1).tolist(), batch.mask.device)
+        seeds = [int(keyed_rng(key, DROPOUT).integers(2**63)) for key in draws.key]
+        return ContextGenerators.seeded(seeds, draws.n_cells, draws.t_pos.device)
 
     @property
     def _datamodule(self) -> ContextDataModule:
@@ -284,8 +287,8 @@ class TrainingPlan(pl.LightningModule):
         values = {f"{stage}_loss": loss.detach()}
         share = 1 / count if count else 0.0  # a batch of padding has weight 0
         values |= {f"{stage}_{name}": (value.detach() * real).sum() * share for name, value in losses.items()}
-        if layers:
+        if layers and batch.draws is not None:
             with full_weights(self.module.blocks):
-                statistics = layer_statistics(layers, batch.mask)
+                statistics = layer_statistics(layers, batch.mask, batch.draws.n_cells)
                 values |= weighted_mean_over_processes(self.trainer, statistics, batch.mask.any())
         return values

@@ -10,8 +10,8 @@ import lightning.pytorch as pl
 import torch
 
 from alphastomics.train.distributed.processes import mean_over_processes
+from alphastomics.train.draws import VALIDATION
 from alphastomics.train.ema import MovingAverage
-from alphastomics.train.forward import VALIDATION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,19 +12,20 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, cast
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 
 from alphastomics.config import TrainerConfig
-from alphastomics.data import Batch
 from alphastomics.data._batch import encode_batch
 from alphastomics.data._encode import Encoder
 from alphastomics.data._loaders import ContextLoader
+from alphastomics.train.draws import TRAINING
 from alphastomics.train.optimization import NonFiniteLossError, learning_rate_factor, make_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from alphastomics.config import PlanConfig
-    from alphastomics.data import ContextDataset
+    from alphastomics.data import Batch, ContextDataset
     from alphastomics.data._batch import RawBatch
     from alphastomics.train.objective import Objective
 
@@ -60,7 +61,7 @@ def training_steps(
     NaN or infinite.
     """
     module = objective.module
-    optimizer, batches = make_optimizer(module, plan), [_batches(each, n_contexts, module.device) for each in datasets]
+    optimizer, batches = make_optimizer(module, plan), [_batches(each, n_contexts, objective) for each in datasets]
     module.train()
     for step in count():
         for group in optimizer.param_groups:
@@ -79,10 +80,13 @@ def training_steps(
         yield step + 1
 
 
-def _batches(dataset: ContextDataset, n_contexts: int, device: torch.device) -> Iterator[Batch]:
-    """Batches of contexts on a device, epoch by epoch without end."""
-    loader, encoder = ContextLoader(dataset, n_contexts), Encoder(dataset.source.schema)
+def _batches(dataset: ContextDataset, n_contexts: int, objective: Objective) -> Iterator[Batch]:
+    """Batches of contexts on the device of the network, epoch by epoch without end."""
+    loader, encoder = (
+        ContextLoader(dataset, n_contexts, draw=objective.drawing(TRAINING)),
+        Encoder(dataset.source.schema),
+    )
     while True:
         for raw in loader:
-            yield Batch(*(part.to(device) for part in encode_batch(cast("RawBatch", raw), encoder)))
+            yield encode_batch(move_data_to_device(cast("RawBatch", raw), objective.module.device), encoder)
         dataset.set_epoch(dataset.epoch + 1)

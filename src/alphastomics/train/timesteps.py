@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.data import Batch
+    from alphastomics.data._draws import Draws
     from alphastomics.diffusion import MaskingConfig, Mode
 
 KIND, MASKING = 20, 30  # purposes of generators
@@ -132,8 +133,7 @@ def draw_masks(
     x_expr: Tensor,
     x_pos: Tensor,
     measured: Tensor,
-    t_expr: Tensor,
-    t_pos: Tensor,
+    draws: Draws,
     *,
     share: float,
 ) -> Masks:
@@ -144,17 +144,17 @@ def draw_masks(
     config
         Shares and strategy.
     batch
-        Contexts; their real cells and keys are used.
+        Contexts; their real cells are used.
     x_expr, x_pos
         Clean values (B, N, G) and (B, N, D).
     measured
         Genes (B, G) that have a value.
-    t_expr, t_pos
-        Timesteps (B,); where one is 1, its modality is not masked.
+    draws
+        Keys and timesteps of the contexts; where a timestep is 1, its modality is not masked.
     share
         Factor of the ratios, see :meth:`~alphastomics.diffusion.MaskingConfig.share`.
     """
-    rngs = [keyed_rng(key, MASKING) for key in batch.key.cpu().numpy()]
+    rngs = [keyed_rng(key, MASKING) for key in draws.key]
     chosen = [rng.random() < config.masking_probability for rng in rngs]
     axes = torch.ones_like(x_pos[:, 0], dtype=torch.bool)
 
@@ -165,6 +165,6 @@ def draw_masks(
         return draw_mask(value, batch.mask, features, ratio=share * ratio, strategy=config.mask_strategy, rngs=masked)
 
     return Masks(
-        draw(x_expr, measured, t_expr, config.expression_mask_ratio),
-        draw(x_pos, axes, t_pos, config.position_mask_ratio),
+        draw(x_expr, measured, draws.t_expr, config.expression_mask_ratio),
+        draw(x_pos, axes, draws.t_pos, config.position_mask_ratio),
     )

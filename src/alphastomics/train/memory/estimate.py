@@ -20,13 +20,14 @@ from __future__ import annotations
 import weakref
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from alphastomics.data import Batch
+from alphastomics.data._draws import Draws
 from alphastomics.nn import Denoiser, Experts
 from alphastomics.nn._torch_compat import (
     DataDependentOutputException,
@@ -44,8 +45,6 @@ from alphastomics.train.plan import TrainingPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from numpy.typing import NDArray
 
     from alphastomics.nn import DenoiserConfig
 
@@ -274,7 +273,7 @@ def estimate_training(
             with recompute(plan.module.blocks, n_recomputed):
                 return objective.total(objective.losses(batch), batch)
 
-        return Step(plan, [value for value in batch if isinstance(value, Tensor)], run)
+        return Step(plan, [value for value in tree_iter(batch) if isinstance(value, Tensor)], run)
 
     return estimate_step(make_step, precision=precision, accumulate=accumulate, device=device)
 
@@ -313,26 +312,8 @@ class SimulatedProcesses(SequenceParallel):
         return whole if n_cells is None else whole.narrow(dim, 0, n_cells)
 
 
-class _Keys:
-    """Keys (B, 3) of contexts with values, because generators are made from them and fake tensors have none."""
-
-    def __init__(self, n_contexts: int) -> None:
-        self.n_contexts = n_contexts
-
-    def __getitem__(self, contexts: list[int]) -> _Keys:
-        return _Keys(len(contexts))
-
-    def cpu(self) -> _Keys:
-        """Return the keys."""
-        return self
-
-    def numpy(self) -> NDArray[np.int64]:
-        """Zeros (B, 3)."""
-        return np.zeros((self.n_contexts, 3), dtype=np.int64)
-
-
 def _full_batch(config: DenoiserConfig, b: int, n: int, *, targets: bool) -> Batch:
-    """A batch without padding."""
+    """A batch without padding, all of whose positions are absent."""
     g, d = config.n_genes, config.n_dims
     return Batch(
         expression=torch.zeros(b, n, g),
@@ -348,7 +329,20 @@ def _full_batch(config: DenoiserConfig, b: int, n: int, *, targets: bool) -> Bat
         center=torch.zeros(b, d),
         slice_index=torch.zeros(b, dtype=torch.int64),
         rows=torch.zeros(b, n, dtype=torch.int64),
-        key=cast("Tensor", _Keys(b)),
+        key=torch.zeros(b, 3, dtype=torch.int64),
+        draws=Draws(
+            t_expr=torch.zeros(b),
+            t_pos=torch.ones(b),
+            noise=torch.zeros(b, n, g if targets else 0),
+            observed=torch.zeros(b, n, g if targets else 0, dtype=torch.bool),
+            hidden_type=torch.zeros(b, 0, dtype=torch.bool),
+            absent=torch.arange(b),
+            given=torch.zeros(0, dtype=torch.int64),
+            deformation=None,
+            placed=(True,) * b,
+            n_cells=(n,) * b,
+            key=np.zeros((b, 3), dtype=np.int64),
+        ),
     )
 
 
