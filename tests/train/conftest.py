@@ -152,3 +152,14 @@ def run_strategy() -> Callable[..., list[Any]]:
         return [json.loads(path.read_text()) for path in sorted(folder.glob("?.json"))]
 
     return run
+
+
+@pytest.fixture
+def autocast_without_data(monkeypatch) -> None:
+    """Allow autocast on tensors without data, which has no settings of its own."""
+    original = torch.autocast.__init__
+
+    def autocast(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
+        original(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)
+
+    monkeypatch.setattr(torch.autocast, "__init__", autocast)

@@ -3,7 +3,16 @@ r"""Rigid geometry of sets of cells: centering and the best rotation or reflecti
 .. math::
 
     R^\star = \arg\min_{R \in O(D)} \sum_i w_i \lVert x_i R - y_i \rVert^2 = U V^\top,
-    \qquad U \Sigma V^\top = \sum_i w_i\, x_i^\top y_i
+    \qquad U \Sigma V^\top = M = \sum_i w_i\, x_i^\top y_i
+
+In two dimensions, with :math:`R_\pm` the best rotation and the best reflection,
+
+.. math::
+
+    R_+ = \frac1p \begin{pmatrix} M_{11} + M_{22} & M_{12} - M_{21} \\ M_{21} - M_{12} & M_{11} + M_{22} \end{pmatrix}, \quad
+    R_- = \frac1q \begin{pmatrix} M_{11} - M_{22} & M_{12} + M_{21} \\ M_{12} + M_{21} & M_{22} - M_{11} \end{pmatrix},
+
+whose rows are unit vectors; :math:`R^\star = R_+` if :math:`p \ge q`, else :math:`R_-`.
 
 Positions are row vectors: a rotation acts from the right, ``x @ R``.
 """
@@ -37,18 +46,35 @@ def kabsch(source: Tensor, target: Tensor, weight: Tensor | None = None, *, refl
     """Rotation (B, D, D) that brings centered ``source`` closest to centered ``target``, both (B, N, D).
 
     ``weight`` (B, N) weighs the cells and is 0 for padding. The result is computed in at least float32, outside autocast
-    and without a gradient: the gradient of the singular value decomposition is unbounded where singular values are equal.
+    and without a gradient, which is unbounded where singular values are equal. In two dimensions a GPU need not wait for it; the
+    singular value decomposition in more dimensions checks its convergence.
     """
     with torch.autocast(source.device.type, enabled=False):
         dtype = torch.promote_types(source.dtype, torch.float32)
         source, target = source.to(dtype), target.to(dtype)
         if weight is not None:
             source = source * weight.to(dtype).unsqueeze(-1)
-        u, _, vh = torch.linalg.svd(source.transpose(-1, -2) @ target)
+        moment = source.transpose(-1, -2) @ target
+        if moment.shape[-1] == 2:
+            return _kabsch_2d(moment, reflection=reflection)
+        u, _, vh = torch.linalg.svd(moment)
         if not reflection:
             sign = torch.linalg.det(u @ vh).sign()
             u = torch.cat([u[..., :-1], u[..., -1:] * sign[..., None, None]], dim=-1)
         return u @ vh
+
+
+def _kabsch_2d(moment: Tensor, *, reflection: bool) -> Tensor:
+    """Rotation or reflection (B, 2, 2) that maximizes the trace of its transpose times ``moment``; the identity where that is 0."""
+    (a, b), (c, d) = (row.unbind(-1) for row in moment.unbind(-2))
+    p, q = torch.hypot(a + d, b - c), torch.hypot(a - d, b + c)
+    mirrored = (q > p) & reflection
+    x, y = torch.where(mirrored, a - d, a + d), torch.where(mirrored, b + c, b - c)
+    norm = torch.where(mirrored, q, p)
+    x = torch.where(norm > 0, x / norm, 1.0)
+    y = torch.where(norm > 0, y / norm, 0.0)
+    sign = torch.where(mirrored, -1.0, 1.0)
+    return torch.stack([torch.stack([x, y], dim=-1), torch.stack([-sign * y, sign * x], dim=-1)], dim=-2)
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:

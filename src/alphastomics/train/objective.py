@@ -234,7 +234,8 @@ class Objective(ForwardProcess):
             "masked": config.reconstruction_weight,
         }
         real = batch.mask.any(1).float()
-        count = torch.as_tensor(real.sum() if count is None else count, device=real.device)
-        count = torch.where(count > 0, count, 1)  # 0 if all contexts are padding; the mean may be below 1
+        count = real.sum() if count is None else count
+        # 0 if all contexts are padding; the mean may be below 1
+        count = torch.where(count > 0, count, 1) if isinstance(count, torch.Tensor) else count if count > 0 else 1.0
         parts = [weights[name] * (loss * real).sum() for name, loss in losses.items()]
         return sum(parts, start=real.new_zeros(())) / count

@@ -38,7 +38,9 @@ class NonFiniteLossError(RuntimeError):
 
 def make_optimizer(module: Denoiser, config: PlanConfig) -> torch.optim.AdamW:
     """AdamW for all weights of the denoiser."""
-    return torch.optim.AdamW(module.parameters(), lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.99))
+    return torch.optim.AdamW(
+        module.parameters(), lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.99), fused=True
+    )
 
 
 def learning_rate_factor(config: PlanConfig, step: int, progress: float) -> float:

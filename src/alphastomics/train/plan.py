@@ -23,6 +23,7 @@ from alphastomics.train.distributed.processes import (
 )
 from alphastomics.train.distributed.sharding import copy_full_params, full_weights, shard, touch_all_params
 from alphastomics.train.draws import VALIDATION
+from alphastomics.train.finite import FiniteCheck
 from alphastomics.train.memory.recompute import recompute
 from alphastomics.train.objective import Objective
 from alphastomics.train.optimization import (
@@ -110,7 +111,7 @@ class TrainingPlan(pl.LightningModule):
         self.statistics_epoch = -1  # epoch of the last layer statistics
         self._started, self.done = time.monotonic(), 0.0
         self._elapsed = 0.0  # seconds of training up to the checkpoint that was resumed
-        self._slice_index: Tensor | tuple[int, ...] = ()  # slices of the current batch
+        self._slice_index: Tensor | None = None  # slices of the current batch
         # The network of which `module` is a sharded copy, in a tuple so that it is not registered as a submodule.
         self._unsharded: tuple[Denoiser, ...] = ()
 
@@ -129,10 +130,11 @@ class TrainingPlan(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_fit_start(self) -> None:
-        """Start measuring time, join the group of processes that share contexts, and set the expert load."""
+        """Start measuring time, join the group of processes that share contexts, set the expert load, and start the check of gradients."""
         self._started = time.monotonic() - self._elapsed
         self.objective.parallel = join_group(self.trainer, self.group_size)
         self.objective.load.begin(self.module.config, self.device)
+        self.finite = FiniteCheck(self.device)
 
     def on_fit_end(self) -> None:
         """Restore the unsharded network."""
@@ -195,7 +197,8 @@ class TrainingPlan(pl.LightningModule):
         self._slice_index = batch.slice_index
         here, per_batch = self._count(batch_idx)
         loss = self.objective.total(losses, batch, per_batch)
-        self.check_finite("loss", loss)
+        if self._waits:
+            self.check_finite("loss", loss)
         mean = loss * (per_batch / here) if here else loss
         values = self._means("train", mean, losses, batch, here, layers)
         self.log("loss", mean.detach(), prog_bar=True)
@@ -203,14 +206,37 @@ class TrainingPlan(pl.LightningModule):
         return {"loss": total, "values": values, "n_contexts": round(here * self.n_groups)}
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Check that the gradient is finite, and store the expert load for the balance loss of the next step.
+        """Store the expert load for the balance loss of the next step."""
+        self.objective.load.end_step(lambda counts: sum_over_processes(self.trainer, counts))
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Check that the gradient is finite, and clip it by its norm.
 
         The gradient can be infinite or NaN although the loss is finite. With a gradient scaler (float16) it is not checked,
         because the scaler lets it overflow and skips such steps.
         """
+        norm = gradient_norm(self.module)
         if getattr(self.trainer.precision_plugin, "scaler", None) is None:
-            self.check_finite("gradient norm", gradient_norm(self.module))
-        self.objective.load.end_step(lambda counts: sum_over_processes(self.trainer, counts))
+            if self._waits:
+                self.check_finite("gradient norm", norm)
+            else:
+                found_inf = self.finite.add(self.global_step, norm, self._slice_index)
+                optimizer.found_inf = found_inf  # type: ignore[attr-defined]  # of a fused step, which it skips
+                self._raise_if_broken()
+        if self._unsharded or gradient_clip_algorithm == "value":
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        elif gradient_clip_val:
+            torch.nn.utils.clip_grads_with_norm_(self.module.parameters(), gradient_clip_val, norm)
+
+    @property
+    def _waits(self) -> bool:
+        """Whether each value is checked at once: on a CPU, and in all of several processes together."""
+        return self.device.type == "cpu" or self.trainer.world_size > 1
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Loss of a held-out batch, with the same noise in every epoch."""
@@ -225,12 +251,20 @@ class TrainingPlan(pl.LightningModule):
         mean = mean_over_processes(self.trainer, value.detach())
         if bool(mean.isfinite()):
             return
-        broken = set[str]()
-        if self.slice_names and not bool(value.isfinite()):
-            broken = {self.slice_names[int(i)] for i in self._slice_index}
-        slices = ", ".join(sorted(set().union(*gather_objects(self.trainer, broken)))) or "unknown"
-        raise NonFiniteLossError(
-            f"The {name} is {mean.item():g} at step {self.global_step} (slices: {slices}). The model keeps its last finite "
+        here = self._slice_index
+        broken = set[int]() if here is None or bool(value.isfinite()) else {int(i) for i in here}
+        broken = set[int]().union(*gather_objects(self.trainer, broken))
+        raise self._not_finite(f"{name} is {mean.item():g}", self.global_step, broken)
+
+    def _raise_if_broken(self) -> None:
+        """Raise :class:`NonFiniteLossError` if the gradient of a step before was not finite, as far as it is known."""
+        if (step := self.finite.first) is not None:
+            raise self._not_finite("gradient norm is NaN or infinite", step, self.finite.slices_of(step))
+
+    def _not_finite(self, what: str, step: int, slices: set[int]) -> NonFiniteLossError:
+        names = ", ".join(sorted({self.slice_names[i] for i in slices} if self.slice_names else ())) or "unknown"
+        return NonFiniteLossError(
+            f"The {what} at step {step} (slices: {names}). The model keeps its last finite "
             "weights. Lower plan_kwargs['lr'], or check these slices for extreme values."
         )
 
@@ -242,9 +276,10 @@ class TrainingPlan(pl.LightningModule):
         else:
             done = self.global_step / total if total not in (0, float("inf")) and total > 0 else 0.0
         if self.max_seconds:
-            # Averaged over processes, so that all have the same learning rate.
-            share = torch.tensor((time.monotonic() - self._started) / self.max_seconds, device=self.device)
-            done = max(done, float(mean_over_processes(self.trainer, share)))
+            share = (time.monotonic() - self._started) / self.max_seconds
+            if self.trainer.world_size > 1:  # all processes must have the same learning rate
+                share = float(mean_over_processes(self.trainer, torch.tensor(share, device=self.device)))
+            done = max(done, share)
         self.done = min(1.0, done)
         return self.done
 

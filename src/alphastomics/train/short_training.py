@@ -19,6 +19,7 @@ from alphastomics.data._batch import encode_batch
 from alphastomics.data._encode import Encoder
 from alphastomics.data._loaders import ContextLoader
 from alphastomics.train.draws import TRAINING
+from alphastomics.train.finite import FiniteCheck
 from alphastomics.train.optimization import NonFiniteLossError, learning_rate_factor, make_optimizer
 
 if TYPE_CHECKING:
@@ -57,10 +58,11 @@ def training_steps(
     """Train the network of an objective without end, and yield the number of steps after each.
 
     Every step minimizes the mean of the losses of one batch of ``n_contexts`` contexts of each of ``datasets``, with the learning
-    rate of ``plan`` multiplied by ``rate_factor`` of the number of steps before it. Raises ``NonFiniteLossError`` if the loss is
-    NaN or infinite.
+    rate of ``plan`` multiplied by ``rate_factor`` of the number of steps before it. Raises ``NonFiniteLossError`` if the gradient
+    is NaN or infinite.
     """
     module = objective.module
+    finite = FiniteCheck(module.device)
     optimizer, batches = make_optimizer(module, plan), [_batches(each, n_contexts, objective) for each in datasets]
     module.train()
     for step in count():
@@ -68,14 +70,14 @@ def training_steps(
             group["lr"] = plan.lr * rate_factor(step)
         optimizer.zero_grad()
         for batch in map(next, batches):
-            loss = objective.total(objective.losses(batch, step=step), batch)
-            if not bool(loss.isfinite()):
-                raise NonFiniteLossError(
-                    f"The loss is {loss.item():g} at step {step} of the training of a second network or on a query. "
-                    "Lower plan_kwargs['lr'], or check the expression for extreme values."
-                )
-            (loss / len(datasets)).backward()
-        torch.nn.utils.clip_grad_norm_(module.parameters(), TrainerConfig.gradient_clip_val)
+            (objective.total(objective.losses(batch, step=step), batch) / len(datasets)).backward()
+        norm = torch.nn.utils.clip_grad_norm_(module.parameters(), TrainerConfig.gradient_clip_val)
+        optimizer.found_inf = finite.add(step, norm)  # type: ignore[attr-defined]  # of a fused step, which it skips
+        if finite.first is not None:
+            raise NonFiniteLossError(
+                f"The gradient is NaN or infinite at step {finite.first} of the training of a second network or on a query. "
+                "Lower plan_kwargs['lr'], or check the expression for extreme values."
+            )
         optimizer.step()
         yield step + 1
 
