@@ -24,7 +24,7 @@ MOSTLY_KNOWN = {
 CALIBRATED = ("seqfish", "starmap_mpfc", "drosophila3d", "hypothalamus")
 HELD_OUT = ("pos_to_expr", "directions", "gene_inpainting", "uncertainty", "joint", "embeddings", "likelihood")
 MEASURING = (
-    *("chains", "claims", "denoiser_speed", "experts", "loading", "memory", "scores", "size", "waiting"),
+    *("chains", "claims", "denoiser_speed", "experts", "loading", "memory", "scores", "size", "speed", "waiting"),
     *("preprocess_memory", "preprocess_speed", "killed", "killed_training", "fuzz", "atlas", "processes"),
 )
 MODELS = Path(__file__).parent / "models"
@@ -49,7 +49,7 @@ def main() -> None:
     ]  # fmt: skip
     runs.append(["picture", *shared])
     runs += [[name, *shared, "--benchmark", tissue] for tissue in TISSUES for name in HELD_OUT]
-    runs.append(["shell", *data])
+    runs += [["shell", *data], ["time_to_accuracy", *data]]
     runs += [["compare", *data, "--benchmark", tissue] for tissue in TISSUES]
     runs.append(["long_context", *data])
     runs += [["ingredients", *data, "--benchmark", tissue] for tissue in ("seqfish", "starmap3d")]

@@ -27,8 +27,9 @@ class FiniteCheck:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
         self._first = torch.full((), -1, dtype=torch.int32, device=device)
-        self._read = torch.full((), -1, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._read = torch.full((), -1, dtype=torch.int32, pin_memory=self._on_gpu)
         self._slices: deque[tuple[int, Tensor | None]] = deque(maxlen=N_REMEMBERED)
 
     def add(self, step: int, norm: Tensor, slice_index: Tensor | None = None) -> Tensor:
@@ -38,7 +39,7 @@ class FiniteCheck:
         """
         broken = ~norm.detach().isfinite()
         self._first.copy_(torch.where(broken & (self._first < 0), step, self._first))
-        self._read.copy_(self._first, non_blocking=True)
+        self._read.copy_(self._first, non_blocking=self._on_gpu)
         self._slices.append((step, slice_index))
         return broken.float()
 

@@ -235,8 +235,8 @@ class TrainingPlan(pl.LightningModule):
 
     @property
     def _waits(self) -> bool:
-        """Whether each value is checked at once: on a CPU, and in all of several processes together."""
-        return self.device.type == "cpu" or self.trainer.world_size > 1
+        """Whether each value is checked at once: except on a GPU, and in all of several processes together."""
+        return self.device.type != "cuda" or self.trainer.world_size > 1
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Loss of a held-out batch, with the same noise in every epoch."""

@@ -72,7 +72,9 @@ def training_steps(
         for batch in map(next, batches):
             (objective.total(objective.losses(batch, step=step), batch) / len(datasets)).backward()
         norm = torch.nn.utils.clip_grad_norm_(module.parameters(), TrainerConfig.gradient_clip_val)
-        optimizer.found_inf = finite.add(step, norm)  # type: ignore[attr-defined]  # of a fused step, which it skips
+        found_inf = finite.add(step, norm)
+        if found_inf.is_cuda:
+            optimizer.found_inf = found_inf  # type: ignore[attr-defined]  # of a fused step, which it skips
         if finite.first is not None:
             raise NonFiniteLossError(
                 f"The gradient is NaN or infinite at step {finite.first} of the training of a second network or on a query. "

@@ -1,0 +1,121 @@
+"""Scores of placements after ½ to 15 minutes, by this version and by the commit of :mod:`benchmarks.speed`, and of two baselines.
+
+``tl.reconstruct`` with default settings and ``max_time``, in a process of its own with two threads; ``seconds`` are those of the whole process.
+With the same time, both versions run one after the other. The baselines have no limit of time.
+``reached`` is the shortest time after which both thresholds of ``THRESHOLDS`` are exceeded, means over seeds; None: not within 15 minutes.
+Run as ``python -m benchmarks.time_to_accuracy`` on a machine on which nothing else runs; finished runs are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks._data import BENCHMARKS, find_data
+from benchmarks._process import ROOT
+from benchmarks._report import Results, markdown
+from benchmarks._runner import RESULTS, run_plain, store
+from benchmarks.speed import COMMIT, EARLIER, OURS, checkout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from benchmarks._data import Fold
+
+TISSUES = ("seqfish", "hypothalamus", "starmap_mpfc")
+BASELINES = ("contrastive", "distance_mlp")
+MINUTES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
+THRESHOLDS = {"distance_spearman": 0.72, "knn_20": 0.145}  # of seqFISH
+THREADS = "2"
+
+
+def place(fold: Fold, source: Path, seed: int, minutes: float) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Positions of the query by the package in a source folder, in the order of ``fold.truth``."""
+    with tempfile.TemporaryDirectory() as name:
+        reference, query, output = (Path(name) / part for part in ("reference.h5ad", "query.h5ad", "positions.npy"))
+        fold.reference.write_h5ad(reference)
+        fold.query.write_h5ad(query)
+        script = ROOT / "benchmarks" / "_timed_reconstruct.py"
+        command = [sys.executable, "-W", "ignore", script, reference, query, seed, 60 * minutes, output]
+        environment = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": THREADS}
+        subprocess.run(list(map(str, command)), env=environment, stderr=subprocess.DEVNULL, check=True)
+        return fold.in_source_order(np.load(output))
+
+
+def reached(entries: Sequence[Mapping[str, Any]], tissue: str = "seqfish") -> dict[str, float | None]:
+    """Method -> minutes after which all thresholds are exceeded, means over folds and seeds."""
+    runs: dict[str, dict[float, list[Mapping[str, float]]]] = {OURS: {}, EARLIER: {}}
+    for entry in entries:
+        if entry["method"] in runs and entry["fold"].startswith(f"{tissue}, "):
+            runs[entry["method"]].setdefault(entry["parameters"]["minutes"], []).append(entry["scores"])
+    exceeded = {
+        method: [
+            minutes
+            for minutes, scores in found.items()
+            if all(np.mean([each[name] for each in scores]) >= least for name, least in THRESHOLDS.items())
+        ]
+        for method, found in runs.items()
+    }
+    return {method: min(minutes, default=None) for method, minutes in exceeded.items()}
+
+
+def table(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Scores of all runs."""
+    lines = [["fold", "method", "seconds", *THRESHOLDS, "contact_5"]]
+    lines += [
+        [e["fold"], e["method"], f"{e['seconds']:.0f}", *(f"{e['scores'][s]:.3f}" for s in (*THRESHOLDS, "contact_5"))]
+        for e in sorted(entries, key=lambda e: (e["fold"], e["method"]))
+    ]
+    return markdown(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run unfinished placements, and print the table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.time_to_accuracy", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--tissues", nargs="+", choices=TISSUES, default=list(TISSUES))
+    parser.add_argument("--minutes", nargs="+", type=float, default=list(MINUTES))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
+    parser.add_argument("--output", type=Path, default=RESULTS / "time_to_accuracy.json")
+    options = parser.parse_args(argv)
+    results = Results(options.output, {"benchmark": "time_to_accuracy"})
+    folder = find_data(options.data_dir)
+    with tempfile.TemporaryDirectory() as earlier:
+        sources = {OURS: ROOT / "src", EARLIER: checkout(COMMIT, Path(earlier))}
+        for seed in options.seeds:
+            for tissue in options.tissues:
+                for fold in BENCHMARKS[tissue](folder):
+                    _run(results, fold, tissue, seed, options.minutes, sources)
+    results.write(reached=reached(results.entries))
+    print(table(results.entries), flush=True)
+
+
+def _run(
+    results: Results, fold: Fold, tissue: str, seed: int, minutes: Sequence[float], sources: Mapping[str, Path]
+) -> None:
+    """Run the unfinished placements of a fold."""
+    for method in BASELINES:
+        run_plain(results, replace(fold, name=f"{tissue}, {fold.name}"), method, seed)
+    for limit in minutes:
+        for method, source in sources.items():
+            named, parameters = replace(fold, name=f"{tissue}, {fold.name}, {limit:g} min"), {"minutes": limit}
+            if results.find(parameters, method=method, fold=named.name, seed=seed) is None:
+                start = time.perf_counter()
+                positions = place(fold, source, seed, limit)
+                seconds = round(time.perf_counter() - start, 1)
+                store(results, named, method, seed, parameters, positions, seconds)
+
+
+if __name__ == "__main__":
+    main()
