@@ -35,14 +35,15 @@ def test_weights_match_the_network(size):
 
 
 @pytest.mark.parametrize(("size", "n_cells"), [(SIZES[1], 128), (SIZES[2], 128), (SIZES[2], 512)])
-def test_operations_match_a_step(size, n_cells, monkeypatch):
+def test_operations_match_a_step(size, n_cells):
     """Attention by plain products: PyTorch counts no others on processors. Expression with half of the noise
     at given positions, for which the frame is needed; where that takes more than 128 cells they are taken in parts, of which PyTorch counts little.
     """
     plan = TrainingPlan(network(size), mode="any")
     batch = _full_batch(plan.module.config, 1, n_cells, targets=True)
-    noise = torch.zeros_like(batch.expression)
-    monkeypatch.setattr(plan.objective, "draw", lambda *_: (torch.full((1,), 0.5), torch.zeros(1), noise))
+    sampled = {"t_expr": torch.full((1,), 0.5), "t_pos": torch.zeros(1), "placed": (False,)}
+    draws = batch.draws._replace(**sampled, absent=batch.draws.given, given=batch.draws.absent)
+    batch = batch._replace(draws=draws)
     counter = FlopCounterMode(display=False)
     with sdpa_kernel(SDPBackend.MATH), counter:
         plan.objective.total(plan.objective.losses(batch), batch).backward()
