@@ -108,7 +108,16 @@ def reconstruct(
     seed
         Seed of training and sampling.
     """
-    cells = run_reconstruction(query, reference, checkpoint, output, model_dir, setup, options, seed)
+    cells = run_reconstruction(
+        query,
+        reference=reference,
+        checkpoint=checkpoint,
+        output=output,
+        model_dir=model_dir,
+        setup=setup,
+        options=options,
+        seed=seed,
+    )
     logger.info('%d cells are in %s; their positions are in obsm["%s"].', cells.n_obs, output, _keys.RECONSTRUCTED)
 
 

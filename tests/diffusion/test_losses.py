@@ -14,10 +14,11 @@ from scipy.special import log_softmax, softmax
 from alphastomics.diffusion import distances, losses
 from alphastomics.diffusion.losses import (
     aligned_error,
+    by_features,
+    by_positions,
     distance_error,
-    layout_error,
     mean_squared_error,
-    neighbor_error,
+    neighborhood_errors,
 )
 from largest_tensor import LargestTensor
 
@@ -70,8 +71,8 @@ LOSSES = {
     "mean_squared": mean_squared_error,
     "aligned": aligned_error,
     "distance": distance_error,
-    "neighbor": lambda predicted, true, mask: neighbor_error(predicted, true, mask, width=0.3),
-    "layout": lambda predicted, true, mask: layout_error(predicted, true, mask, width=0.3),
+    "neighbor": lambda predicted, true, mask: neighborhood_errors([by_features(predicted, 0.3)], true, mask)[0],
+    "layout": lambda predicted, true, mask: neighborhood_errors([by_positions(predicted, 0.3)], true, mask)[0],
 }
 every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 PAIRWISE = ["distance", "neighbor", "layout"]
@@ -100,8 +101,23 @@ def test_losses_match_the_formulas(n_dims):
 def test_temperature_and_width_match_the_formula(monkeypatch):
     monkeypatch.setattr("alphastomics.diffusion.losses.TEMPERATURE", 0.5)
     predicted, true, mask = positions(3)
-    actual = neighbor_error(predicted, true, mask, width=1.5)[0]
+    actual = neighborhood_errors([by_features(predicted, 1.5)], true, mask)[0, 0]
     assert float(actual) == pytest.approx(dense_neighbor(real(predicted, 0), real(true, 0), 1.5, 0.5), rel=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1000, 3])
+def test_several_neighborhoods_have_the_errors_of_each_alone(rows, monkeypatch):
+    predicted, true, mask = positions(2)
+    visit_in_blocks(monkeypatch, rows, mask)
+    chosen = [
+        by_features(predicted, 0.3),
+        by_features(-true, 0.3),
+        by_positions(predicted, 0.3),
+        by_positions(true, 0.7),
+    ]
+    together = neighborhood_errors(chosen, true, mask)
+    for error, one in zip(together, chosen, strict=True):
+        torch.testing.assert_close(error, neighborhood_errors([one], true, mask)[0], rtol=1e-6, atol=1e-6)
 
 
 def test_unmeasured_genes_and_weights():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from alphastomics.diffusion import losses
-from alphastomics.diffusion.losses import distance_error, layout_error, neighbor_error
+from alphastomics.diffusion.losses import by_features, by_positions, distance_error, neighborhood_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 N = 60  # cells of the large contexts here
 LOSSES: dict[str, Loss] = {
     "distance": lambda x, y, mask, **rngs: distance_error(x[..., :2], y, mask, **rngs),
-    "neighbor": lambda x, y, mask, **rngs: neighbor_error(x, y, mask, width=0.5, **rngs),
-    "layout": lambda x, y, mask, **rngs: layout_error(x[..., :2], y, mask, width=0.5, **rngs),
+    "neighbor": lambda x, y, mask, **rngs: neighborhood_errors([by_features(x, 0.5)], y, mask, **rngs)[0],
+    "layout": lambda x, y, mask, **rngs: neighborhood_errors([by_positions(x[..., :2], 0.5)], y, mask, **rngs)[0],
 }
 each = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from alphastomics.diffusion.losses import aligned_error, distance_error, layout_error, neighbor_error
+from alphastomics.diffusion.losses import aligned_error, by_features, by_positions, distance_error, neighborhood_errors
 from alphastomics.train.distributed import devices as precision
 from alphastomics.train.distributed.devices import usable_memory
 
@@ -41,15 +41,20 @@ def test_losses_in_16_bits_are_finite_and_near_those_in_32(make_plan, make_batch
     assert float((other - gradient).norm() / gradient.norm()) < 0.05
 
 
-@pytest.mark.parametrize("loss", [distance_error, neighbor_error, layout_error, aligned_error])
+@pytest.mark.parametrize("loss", [distance_error, aligned_error, by_features, by_positions])
 def test_losses_of_given_values_are_the_same_in_16_bits(loss) -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(2, 2, 60, 2, generator=generator)
     mask = torch.ones(2, 60, dtype=torch.bool)
-    width = {} if loss in (distance_error, aligned_error) else {"width": 0.5}
-    exact = loss(x, y, mask, **width)
+
+    def error() -> torch.Tensor:
+        if loss in (distance_error, aligned_error):
+            return loss(x, y, mask)
+        return neighborhood_errors([loss(x, 0.5)], y, mask)
+
+    exact = error()
     with mixed:
-        assert torch.equal(loss(x, y, mask, **width), exact)
+        assert torch.equal(error(), exact)
 
 
 def test_the_budget_of_a_cpu_is_the_available_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,7 @@ def check_reconstruction(
 
 def run_reconstruction(
     query: Path,
+    *,
     reference: Path | None,
     checkpoint: str | None,
     output: Path,

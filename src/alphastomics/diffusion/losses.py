@@ -17,7 +17,7 @@ of the cells i (neighbor, layout), in time linear in N. Other losses of distance
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -101,123 +101,107 @@ def distance_error(
 
 
 def _exact_or_sampled(loss: Loss, mask: Tensor, rngs: Sequence[np.random.Generator] | None) -> Tensor:
-    """Loss of every context, (B,): exact, or from a sample if the context has many real cells."""
+    """Loss of every context, (..., B): exact, or from a sample if the context has many real cells."""
     if rngs is None or mask.shape[1] <= MAX_EXACT_CELLS:
         return loss(slice(None), None)
     parts = []
     for i, rng in enumerate(rngs):
         generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
         parts.append(loss(slice(i, i + 1), generator if bool(mask[i].sum() > MAX_EXACT_CELLS) else None))
-    return torch.cat(parts)
+    return torch.cat(parts, dim=-1)
 
 
-def _neighbor_block(
-    value: Tensor, true: Tensor, mask: Tensor, rows: Tensor, width: float, similarity: Similarity
-) -> Tensor:
-    excluded = (torch.arange(value.shape[1], device=value.device) == rows[:, None]) | ~mask[:, None, :]
-    floor = torch.finfo(torch.float32).min / 4
-    log_q = similarity(value.index_select(1, rows), value).masked_fill(excluded, floor).log_softmax(-1)
-    squared = pairwise_distances(true.index_select(1, rows), true) ** 2
-    closeness = (-squared / (2 * width**2)).masked_fill(excluded, floor)
-    cross_entropy = -(closeness.softmax(-1) * log_q.masked_fill(excluded, 0.0)).sum(-1)
-    return (cross_entropy * mask.index_select(1, rows)).sum(1)
+class Neighborhood(NamedTuple):
+    """Which cells are neighbors of each other, to be compared with the tissue.
 
-
-def _neighbor_cross_entropy(
-    value: Tensor,
-    true: Tensor,
-    mask: Tensor,
-    *,
-    width: float,
-    similarity: Similarity,
-    rngs: Sequence[np.random.Generator] | None,
-) -> Tensor:
-    n = mask.shape[1]
-    n_rows = min(BLOCK, max(1, BLOCK * MAX_EXACT_CELLS // max(1, n)))
-
-    def loss(contexts: slice, generator: torch.Generator | None) -> Tensor:
-        x, y, real = value[contexts], true[contexts], mask[contexts]
-        if generator is None:
-            anchors, count = torch.arange(n, device=value.device), real.sum(1).clamp_min(1)
-        else:  # the chosen cells do not depend on the amount of padding
-            order = torch.rand(n, generator=generator).to(value.device).masked_fill(~real[0], -1.0)
-            anchors, count = order.topk(N_ANCHORS).indices, real.new_full((1,), N_ANCHORS, dtype=torch.int64)
-        blocks = anchors.split(n_rows)
-        total = x.new_zeros(len(x))
-        for rows in blocks:
-            arguments = (x, y, real, rows, width, similarity)
-            total = total + (
-                checkpoint(_neighbor_block, *arguments, use_reentrant=False)
-                if len(blocks) > 1
-                else _neighbor_block(*arguments)
-            )
-        return total / count
-
-    return _exact_or_sampled(loss, mask, rngs)
-
-
-def neighbor_error(
-    feature: Tensor,
-    true: Tensor,
-    mask: Tensor,
-    *,
-    width: float,
-    rngs: Sequence[np.random.Generator] | None = None,
-) -> Tensor:
-    """Cross-entropy per context, (B,), between nearness in the tissue and similarity of ``feature`` (B, N, K).
-
-    Parameters
+    Attributes
     ----------
-    feature
-        One vector per cell; only its direction is used.
-    true
-        Positions (B, N, D) in model units.
-    mask
-        Real cells (B, N).
+    value
+        A vector for each cell, (B, N, K).
+    similarity
+        Function from vectors (B, n, K) and (B, N, K) to logits (B, n, N).
     width
-        Standard deviation of the neighborhood, in model units.
-    rngs
-        A generator for each context. The loss of contexts of more than ``MAX_EXACT_CELLS`` cells is estimated from a sample of
-        their cells.
+        Width of the neighborhood in the tissue, in model units.
     """
 
-    def similarity(rows: Tensor, cells: Tensor) -> Tensor:
-        return rows @ cells.transpose(1, 2) / TEMPERATURE
-
-    with torch.autocast(feature.device.type, enabled=False):
-        return _neighbor_cross_entropy(
-            F.normalize(feature.float(), dim=-1), true, mask, width=width, similarity=similarity, rngs=rngs
-        )
+    value: Tensor
+    similarity: Similarity
+    width: float
 
 
-def layout_error(
-    predicted: Tensor,
-    true: Tensor,
-    mask: Tensor,
-    *,
-    width: float,
-    rngs: Sequence[np.random.Generator] | None = None,
-) -> Tensor:
-    """Cross-entropy per context, (B,), between nearness in the tissue and nearness of the ``predicted`` positions.
+def by_features(feature: Tensor, width: float) -> Neighborhood:
+    r"""Neighbors by the directions of vectors (B, N, K), as in :math:`L_\text{neighbor}`."""
+    value = F.normalize(feature.float(), dim=-1)
+    return Neighborhood(value, lambda rows, cells: rows @ cells.transpose(1, 2) / TEMPERATURE, width)
+
+
+def by_positions(predicted: Tensor, width: float) -> Neighborhood:
+    r"""Neighbors by predicted positions (B, N, D) in model units, as in :math:`L_\text{layout}`.
 
     The prediction has the heavy-tailed kernel of t-SNE (van der Maaten & Hinton 2008): the loss depends on which cells are
-    neighbors, and little on the distances between groups of cells.
-
-    Parameters
-    ----------
-    predicted, true
-        Positions (B, N, D) in model units.
-    mask
-        Real cells (B, N).
-    width
-        Width of the neighborhood on both sides, in model units.
-    rngs
-        As in :func:`neighbor_error`.
+    neighbors, and little on the distances between groups of cells. ``width`` is the width on both sides.
     """
 
     def similarity(rows: Tensor, cells: Tensor) -> Tensor:
         squared = (rows**2).sum(-1, keepdim=True) + (cells**2).sum(-1)[:, None, :] - 2 * rows @ cells.transpose(1, 2)
         return -torch.log1p(squared.clamp_min(0) / width**2)
 
-    with torch.autocast(predicted.device.type, enabled=False):
-        return _neighbor_cross_entropy(predicted.float(), true, mask, width=width, similarity=similarity, rngs=rngs)
+    return Neighborhood(predicted.float(), similarity, width)
+
+
+def neighborhood_errors(
+    neighborhoods: Sequence[Neighborhood],
+    true: Tensor,
+    mask: Tensor,
+    rngs: Sequence[np.random.Generator] | None = None,
+) -> Tensor:
+    """Cross-entropies per neighborhood and context, (L, B), between nearness in the tissue and the predicted neighborhoods.
+
+    Parameters
+    ----------
+    neighborhoods
+        L predictions.
+    true
+        Positions (B, N, D) in model units, whose distances are computed once for all of them.
+    mask
+        Real cells (B, N).
+    rngs
+        A generator for each context. The errors of contexts of more than ``MAX_EXACT_CELLS`` cells are estimated from a sample of
+        their cells.
+    """
+    n = mask.shape[1]
+    n_rows = min(BLOCK, max(1, BLOCK * MAX_EXACT_CELLS // max(1, n)))
+
+    def loss(contexts: slice, generator: torch.Generator | None) -> Tensor:
+        y, real = true[contexts], mask[contexts]
+        here = [each._replace(value=each.value[contexts]) for each in neighborhoods]
+        if generator is None:
+            anchors, count = torch.arange(n, device=true.device), real.sum(1).clamp_min(1)
+        else:  # the chosen cells do not depend on the amount of padding
+            order = torch.rand(n, generator=generator).to(true.device).masked_fill(~real[0], -1.0)
+            anchors, count = order.topk(N_ANCHORS).indices, real.new_full((1,), N_ANCHORS, dtype=torch.int64)
+        blocks = anchors.split(n_rows)
+        if len(blocks) == 1:
+            return _neighborhood_block(here, y, real, anchors) / count
+        total = here[0].value.new_zeros(len(here), len(y))
+        for rows in blocks:
+            total = total + checkpoint(_neighborhood_block, here, y, real, rows, use_reentrant=False)
+        return total / count
+
+    with torch.autocast(true.device.type, enabled=False):
+        return _exact_or_sampled(loss, mask, rngs)
+
+
+def _neighborhood_block(neighborhoods: Sequence[Neighborhood], true: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
+    """Sums (L, B) of the cross-entropies of some ``rows``."""
+    excluded = (torch.arange(true.shape[1], device=true.device) == rows[:, None]) | ~mask[:, None, :]
+    floor, real = torch.finfo(torch.float32).min / 4, mask.index_select(1, rows)
+    squared = pairwise_distances(true.index_select(1, rows), true) ** 2
+    share: dict[float, Tensor] = {}
+    sums = []
+    for value, similarity, width in neighborhoods:
+        if width not in share:
+            share[width] = (-squared / (2 * width**2)).masked_fill(excluded, floor).softmax(-1)
+        log_q = similarity(value.index_select(1, rows), value).masked_fill(excluded, floor).log_softmax(-1)
+        sums.append((-(share[width] * log_q.masked_fill(excluded, 0.0)).sum(-1) * real).sum(1))
+    return torch.stack(sums)

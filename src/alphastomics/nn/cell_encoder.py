@@ -3,7 +3,7 @@ r"""Neighborhood embedding of a cell alone: a perceptron of its expression, whic
 .. math:: g_i = W_3\, \phi(W_2\, \phi(W_1 (w \odot x_i))), \qquad \phi = \operatorname{GELU} \circ \operatorname{LayerNorm}
 
 with the weights w of the genes (:meth:`alphastomics.nn.Denoiser.weigh_genes`). It is trained by the contrastive loss of the neighborhood
-embedding f of the blocks (:func:`alphastomics.diffusion.losses.neighbor_error`). Attention relates f to the other cells of a context;
+embedding f of the blocks (:func:`alphastomics.diffusion.losses.by_features`). Attention relates f to the other cells of a context;
 g has other errors, so that both together determine the neighbors of a cell more exactly than f alone.
 """
 

@@ -25,10 +25,11 @@ from alphastomics.config import ModelConfig
 from alphastomics.diffusion.geometry import align
 from alphastomics.diffusion.losses import (
     aligned_error,
+    by_features,
+    by_positions,
     distance_error,
-    layout_error,
     mean_squared_error,
-    neighbor_error,
+    neighborhood_errors,
 )
 from alphastomics.diffusion.masking import clean_value
 from alphastomics.nn import Routings, balance_losses, expert_counts
@@ -199,12 +200,11 @@ class Objective(ForwardProcess):
         expression = noised.z_expr.index_select(0, absent)
         if noised.masks.expression is not None:
             expression = expression.masked_fill(noised.masks.expression.index_select(0, absent), 0.0)
-        width = self.config.neighbor_width * true.shape[-1] ** 0.5
-        of_cells = self.module.neighborhood(latent.index_select(0, absent)), self.module.cell_neighborhood(expression)
-        first, second = (neighbor_error(feature, true, real, width=width, rngs=rngs) for feature in of_cells)
-        losses["neighbor"] = first + second
-        width = self.config.layout_width * true.shape[-1] ** 0.5
-        losses["layout"] = layout_error(predicted, true, real, width=width, rngs=rngs)
+        near, far = (w * true.shape[-1] ** 0.5 for w in (self.config.neighbor_width, self.config.layout_width))
+        features = self.module.neighborhood(latent.index_select(0, absent)), self.module.cell_neighborhood(expression)
+        neighborhoods = [*(by_features(feature, near) for feature in features), by_positions(predicted, far)]
+        of_latents, of_cells, losses["layout"] = neighborhood_errors(neighborhoods, true, real, rngs)
+        losses["neighbor"] = of_latents + of_cells
         return {name: zero.index_copy(0, absent, value) for name, value in losses.items()}
 
     def total(self, losses: dict[str, Tensor], batch: Batch, count: float | Tensor | None = None) -> Tensor:
