@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from benchmarks import _models, peers, unseen
+from benchmarks import _models, peers, speed, unseen
 from benchmarks._report import markdown, mean_sd, summarize
 from benchmarks._runner import RESULTS
 from benchmarks.compare import printed
@@ -51,6 +51,12 @@ CHANGES = {
     "ambient": "10 % ambient counts",
     "all": "all of these",
     "composition": "one type ten times as frequent",
+}
+TIMED = {
+    speed.OURS: "**AlphaSTomics**, `tl.reconstruct`",
+    speed.EARLIER: f"the same, commit {speed.COMMIT}",
+    "contrastive": METHODS["contrastive"],
+    "distance_mlp": METHODS["distance_mlp"],
 }
 KNOWN_TISSUES = {"seqfish": "mouse embryo", "hypothalamus": "hypothalamus"}
 KNOWN = {
@@ -225,6 +231,33 @@ def known_table(folder: Path = RESULTS) -> str:
     return markdown(lines)
 
 
+def time_table(folder: Path = RESULTS) -> str:
+    """Scores of seqFISH after each time, by this version, by the earlier one and by baselines without a limit."""
+    entries = json.loads((folder / "time_to_accuracy.json").read_text())["entries"]
+    lines = [["method", "limit, minutes", "all in all, minutes", *SCORES.values()]]
+    for method, name in TIMED.items():
+        runs = [entry for entry in entries if entry["method"] == method and entry["fold"].startswith("seqfish, ")]
+        for limit in sorted({entry["parameters"].get("minutes", 0.0) for entry in runs}):
+            here = [entry for entry in runs if entry["parameters"].get("minutes", 0.0) == limit]
+            means = [f"{np.mean([entry['scores'][score] for entry in here]):.3f}" for score in SCORES]
+            seconds = np.mean([entry["seconds"] for entry in here])
+            lines.append([name, f"{limit:g}" if limit else "none", f"{seconds / 60:.1f}", *means])
+    return markdown(lines)
+
+
+def speed_table(folder: Path = RESULTS) -> str:
+    """Time of this version relative to that of others."""
+    ratios = json.loads((folder / "speed.json").read_text())["ratios"]
+    names = list(ratios["step"])
+    lines = [["time relative to", *(TIMED.get(name, "LUNA") for name in names)]]
+    for task, title in (
+        ("step", "training step, 2 × 512 cells, 351 genes"),
+        ("placement", "placement of 12,000 cells"),
+    ):
+        lines.append([title, *(f"{ratios[task][name]:.2f}" if name in ratios[task] else "" for name in names)])
+    return markdown(lines)
+
+
 def peer_table(folder: Path = RESULTS) -> str:
     """Distance Spearman and kNN preservation of the published methods, in the folds in which one of them was run."""
     results, published = (
@@ -241,7 +274,7 @@ def peer_table(folder: Path = RESULTS) -> str:
 
 
 def result_tables(folder: Path = RESULTS) -> list[str]:
-    """Tables of unseen tissue, changed queries, dissociated cells and known positions in ``docs/results.md``."""
+    """Tables of unseen tissue, changed queries, dissociated cells, known positions and time in ``docs/results.md``."""
     results, published, dissociated = (
         json.loads((folder / f"{name}.json").read_text()) for name in ("unseen", "unseen_peers", "dissociated")
     )
@@ -250,6 +283,8 @@ def result_tables(folder: Path = RESULTS) -> list[str]:
         shift_table(results["entries"]),
         dissociated_table(dissociated["summary"]),
         known_table(folder),
+        time_table(folder),
+        speed_table(folder),
     ]
 
 
