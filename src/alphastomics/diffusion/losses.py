@@ -170,7 +170,7 @@ def neighborhood_errors(
         their cells.
     """
     n = mask.shape[1]
-    n_rows = min(BLOCK, max(1, BLOCK * MAX_EXACT_CELLS // max(1, n)))
+    n_rows = min(BLOCK, max(1, BLOCK * MAX_EXACT_CELLS // (max(1, n) * len(neighborhoods))))
 
     def loss(contexts: slice, generator: torch.Generator | None) -> Tensor:
         y, real = true[contexts], mask[contexts]

@@ -7,7 +7,7 @@ r"""Estimate of the memory of a step without running it.
 over the storages s of all tensors. The code of the training step runs on tensors without data (``FakeTensorMode``), and a
 dispatch mode counts their storages; nothing is allocated or computed. PyTorch's ``MemTracker`` gives the same figures but also
 tracks modules, which takes longer. The most expensive case is assumed: no cell is padding, all positions are absent, and where the step
-depends on values, every condition is true and other scalars are 1.
+depends on values, as frame-aligned errors and masks do, every condition is true, every mask is full and other scalars are 1.
 
 Not included: buffers inside kernels (packed matrices, some MB), uneven load of experts, padding, the masks of masked training,
 copies of weights for training on several devices, and everything outside
@@ -100,6 +100,11 @@ class StorageCounter(TorchDispatchMode):
             return func(*args)
         if func is item_operator:  # a scalar is 1, a condition is true
             return 1.0 if args[0].is_floating_point() else args[0].dtype is torch.bool or 1
+        if func is aten.index.Tensor and len(args[1]) == 1 and args[1][0].dtype is torch.bool:  # a mask is full
+            func, args = aten.clone.default, (args[0].flatten(0, args[1][0].ndim - 1),)
+        elif func is aten.nonzero.default:
+            func, args = aten.new_empty.default, (args[0], [args[0].numel(), args[0].ndim])
+            kwargs = {"dtype": torch.int64}
         result = func(*args, **(kwargs or {}))
         self.track(*(value for value in tree_iter(result) if isinstance(value, Tensor)))
         return result
