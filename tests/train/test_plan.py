@@ -157,6 +157,14 @@ def test_each_loss_depends_on_its_timestep(make_plan, make_batch):
         assert torch.equal(losses[name] > 0, where), name
 
 
+def test_names_of_the_losses_are_in_one_order(make_plan, make_batch, singles):
+    """Processes add their epoch means by their order."""
+    plan = make_plan()
+    orders = {(len(plan.objective.draw(one).absent), *plan.objective.losses(one)) for one in singles(make_batch())}
+    assert {order[0] for order in orders} == {0, 1}
+    assert len({order[1:] for order in orders}) == 1
+
+
 def test_both_embeddings_have_the_loss_of_neighbors(make_plan, make_batch):
     plan, batch = make_plan(mode="expr_to_pos", modality_dropout=1.0), make_batch()
     plan.objective.losses(batch)["neighbor"].sum().backward()

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from alphastomics.nn.parallel import SequenceParallel
     from alphastomics.train.forward import Noised
 
+POSITION_LOSSES = ("aligned", "distance", "neighbor", "layout")  # in the same order in all processes
 PAIRS = 40  # purpose of the generator that draws pairs
 
 
@@ -188,24 +189,22 @@ class Objective(ForwardProcess):
         """Aligned, distance, neighbor and layout loss where positions are absent."""
         zero, absent = x_0.new_zeros(len(x_0)), draws.absent
         if not len(absent):
-            return dict.fromkeys(("aligned", "distance", "neighbor", "layout"), zero)
+            return dict.fromkeys(POSITION_LOSSES, zero)
         predicted, true, real = (x.index_select(0, absent) for x in (x_0, noised.x_pos, mask))
         rngs = [keyed_rng(key, PAIRS + purpose) for key in draws.key[list(draws.placed)]]
         error = mean_squared_error if self.shared_frame else aligned_error
         kind, clamp = self.config.distance_loss, self.config.distance_threshold
-        losses = {
-            "aligned": error(predicted, true, real),
-            "distance": distance_error(predicted, true, real, rngs, kind=kind, clamp=clamp) / 2,
-        }
+        aligned = error(predicted, true, real)
+        distance = distance_error(predicted, true, real, rngs, kind=kind, clamp=clamp) / 2
         expression = noised.z_expr.index_select(0, absent)
         if noised.masks.expression is not None:
             expression = expression.masked_fill(noised.masks.expression.index_select(0, absent), 0.0)
         near, far = (w * true.shape[-1] ** 0.5 for w in (self.config.neighbor_width, self.config.layout_width))
         features = self.module.neighborhood(latent.index_select(0, absent)), self.module.cell_neighborhood(expression)
         neighborhoods = [*(by_features(feature, near) for feature in features), by_positions(predicted, far)]
-        of_latents, of_cells, losses["layout"] = neighborhood_errors(neighborhoods, true, real, rngs)
-        losses["neighbor"] = of_latents + of_cells
-        return {name: zero.index_copy(0, absent, value) for name, value in losses.items()}
+        of_latents, of_cells, layout = neighborhood_errors(neighborhoods, true, real, rngs)
+        values = (aligned, distance, of_latents + of_cells, layout)
+        return {name: zero.index_copy(0, absent, value) for name, value in zip(POSITION_LOSSES, values, strict=True)}
 
     def total(self, losses: dict[str, Tensor], batch: Batch, count: float | Tensor | None = None) -> Tensor:
         """Weighted sum of the losses, divided by ``count``.
