@@ -62,14 +62,14 @@ _others = [
 ]  # fmt: skip
 # Attributes of a class keep the names under which an annotation imports PyTorch's tensor and NumPy's arrays.
 nitpick_ignore_regex = [
-    ("py:class", r"alphastomics\.data\._batch\.RawContext"),  # internal to the loader
+    ("py:class", r"alphastomics\.data\.(_batch\.RawContext|_draws\.Draws)|Draws"),  # internal to the loader
     (
         "py:class",
         r"alphastomics\.config\.(_sampling\.InferenceConfig|_data\.(Keys|Frame)Config)",
     ),  # bases of documented classes
     (
         "py:class",
-        r"alphastomics\.train\.(curriculum\.LengthCurriculum|objective\.Objective|optimization\.Optimization)",
+        r"alphastomics\.train\.(curriculum\.LengthCurriculum|draws\.DrawContexts|objective\.Objective|optimization\.Optimization)",
     ),  # internal to the training plan
     (
         "py:class",
@@ -78,7 +78,7 @@ nitpick_ignore_regex = [
     ("py:class", r"alphastomics\.sampling\._sampler\.FittedStatistics"),  # internal to sampling
     ("py:.*", rf"({'|'.join(_others)})(\..*)?"),
     ("py:data", "Ellipsis"),
-    ("py:class", r"Mode|Tensor|NDArray|np\.\w+"),
+    ("py:class", r"Mode|Similarity|Tensor|NDArray|np\.\w+"),
 ]
 
 # Settings that are documented with the object that they configure.

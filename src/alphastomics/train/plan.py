@@ -228,10 +228,14 @@ class TrainingPlan(pl.LightningModule):
                 found_inf = self.finite.add(self.global_step, norm, self._slice_index)
                 optimizer.found_inf = found_inf  # type: ignore[attr-defined]  # of a fused step, which it skips
                 self._raise_if_broken()
-        if self._unsharded or gradient_clip_algorithm == "value":
-            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        # Lightning does not clip for a fused optimizer in 16 bits.
+        weights = self.module.parameters()
+        if gradient_clip_val and gradient_clip_algorithm == "value":
+            torch.nn.utils.clip_grad_value_(weights, gradient_clip_val)
+        elif gradient_clip_val and self._unsharded:
+            torch.nn.utils.clip_grad_norm_(weights, gradient_clip_val)
         elif gradient_clip_val:
-            torch.nn.utils.clip_grads_with_norm_(self.module.parameters(), gradient_clip_val, norm)
+            torch.nn.utils.clip_grads_with_norm_(weights, gradient_clip_val, norm)
 
     @property
     def _waits(self) -> bool:
