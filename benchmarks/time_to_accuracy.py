@@ -3,7 +3,7 @@
 ``tl.reconstruct`` with default settings and ``max_time``, in a process of its own with two threads; ``seconds`` are those of the whole process.
 With the same time, all run one after the other, this version also with a model that only places cells (``mode="expr_to_pos"``). The
 baselines have no limit of time.
-``reached`` is the shortest time after which both thresholds of ``THRESHOLDS`` are exceeded, means over seeds; None: not within 15 minutes.
+``reached`` is the shortest time after which both thresholds of ``THRESHOLDS`` are exceeded, means over seeds; None: not within the times that were run.
 Run as ``python -m benchmarks.time_to_accuracy`` on a machine on which nothing else runs; finished runs are kept.
 """
 

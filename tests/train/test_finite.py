@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -35,6 +37,16 @@ def test_finite_gradients_are_not_reported():
     check = FiniteCheck(torch.device("cpu"))
     assert [float(check.add(step, torch.tensor(3.0))) for step in range(3)] == [0.0] * 3
     assert check.first is None
+
+
+@pytest.mark.parametrize("scaler", [None, object()])
+def test_scaled_gradients_are_not_clipped_for_a_fused_optimizer(make_plan, scaler):
+    """Lightning removes the scale before clipping only if the optimizer is not fused."""
+    plan = make_plan()
+    state = {"estimated_stepping_batches": 10, "global_step": 0, "world_size": 1}
+    plan._trainer = SimpleNamespace(precision_plugin=SimpleNamespace(scaler=scaler), **state)
+    optimizer = plan.configure_optimizers()["optimizer"]
+    assert optimizer.defaults["fused"] == (scaler is None)
 
 
 @pytest.mark.parametrize("value", BROKEN)

@@ -12,6 +12,7 @@ from alphastomics.data import Augmentation, ContextDataset, collate
 from alphastomics.diffusion import CosineSchedule, Process
 from alphastomics.diffusion.geometry import align, center
 from alphastomics.train import MODES, PlanConfig
+from alphastomics.train.draws import DrawContexts
 from rotations import random_rotation
 
 modes = pytest.mark.parametrize("mode", MODES)
@@ -48,6 +49,14 @@ def test_draws_depend_on_the_key_and_the_purpose(make_plan, make_batch):
     assert all(torch.equal(one, other) for one, other in zip(first, plan.objective.draw(batch, 0), strict=False))
     for changed in (plan.objective.draw(batch, 1), plan.objective.draw(batch._replace(key=batch.key + 1), 0)):
         assert not any(torch.equal(one, other) for one, other in zip(first, changed, strict=False))
+
+
+def test_hidden_types_do_not_depend_on_padding(make_batch, singles):
+    draw, batch = DrawContexts(mode="any", config=PlanConfig(), cell_types=True), make_batch()
+    together = draw(batch).hidden_type
+    assert 0 < int(together.sum()) < int(batch.mask.sum())
+    for i, alone in enumerate(singles(batch)):
+        assert torch.equal(draw(alone).hidden_type[0], together[i, : alone.mask.shape[1]])
 
 
 def test_noise_is_standard_and_independent(make_plan, make_batch):

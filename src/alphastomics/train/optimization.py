@@ -36,10 +36,13 @@ class NonFiniteLossError(RuntimeError):
     """The loss or its gradient became NaN or infinite; the message names the step and the slices."""
 
 
-def make_optimizer(module: Denoiser, config: PlanConfig) -> torch.optim.AdamW:
-    """AdamW for all weights of the denoiser."""
+def make_optimizer(module: Denoiser, config: PlanConfig, *, fused: bool = True) -> torch.optim.AdamW:
+    """AdamW for all weights of the denoiser.
+
+    With a gradient scaler it must not be ``fused``: Lightning leaves the gradients of a fused optimizer scaled when they are clipped.
+    """
     return torch.optim.AdamW(
-        module.parameters(), lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.99), fused=True
+        module.parameters(), lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.99), fused=fused
     )
 
 

@@ -125,7 +125,7 @@ class TrainingPlan(pl.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW, and a learning rate with warm-up that depends on :meth:`progress`."""
-        optimizer = make_optimizer(self.module, self.config)
+        optimizer = make_optimizer(self.module, self.config, fused=not self._has_scaler)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._learning_rate_factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -221,7 +221,7 @@ class TrainingPlan(pl.LightningModule):
         because the scaler lets it overflow and skips such steps.
         """
         norm = gradient_norm(self.module)
-        if getattr(self.trainer.precision_plugin, "scaler", None) is None:
+        if not self._has_scaler:
             if self._waits:
                 self.check_finite("gradient norm", norm)
             else:
@@ -236,6 +236,11 @@ class TrainingPlan(pl.LightningModule):
             torch.nn.utils.clip_grad_norm_(weights, gradient_clip_val)
         elif gradient_clip_val:
             torch.nn.utils.clip_grads_with_norm_(weights, gradient_clip_val, norm)
+
+    @property
+    def _has_scaler(self) -> bool:
+        """Whether gradients are scaled (float16)."""
+        return getattr(self.trainer.precision_plugin, "scaler", None) is not None
 
     @property
     def _waits(self) -> bool:
