@@ -138,7 +138,8 @@ def test_three_estimates_are_within_15_percent_of_the_measurement() -> None:
 @has_status
 @pytest.mark.slow
 def test_an_estimate_in_bfloat16_is_within_15_percent_of_the_measurement() -> None:
-    compare(CONFIG, [(4096, DEPTH)], "bf16-mixed")
+    # Nothing is recomputed: buffers of the kernels, up to 26 MB in bfloat16 depending on the processor, are little.
+    compare(CONFIG, [(4096, 0)], "bf16-mixed")
 
 
 @has_status
