@@ -450,14 +450,15 @@ def test_arguments_are_sorted_by_the_function_that_takes_them():
     for part, function in functions.items():
         names = dict.fromkeys(set(inspect.signature(function).parameters) - others)
         assert sort_arguments(names, caller="test")[part] == names
-    assert sort_arguments({"limit_val_batches": 1, "refine": True}, caller="test", sample={"refine"}) == {
-        "setup": {}, "init": {}, "train": {"limit_val_batches": 1}, "sample": {"refine": True},
+    trainer = {"limit_val_batches": 1, "early_stopping_patience": 2}
+    assert sort_arguments({**trainer, "refine": True}, caller="test", sample={"refine"}) == {
+        "setup": {}, "init": {}, "train": trainer, "sample": {"refine": True},
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "name",
-    ["max_epoch", "n_head", "self", "adata", "registry", "kwargs", "trainer_kwargs", "mode_", "n_steps", "sampler"],
+    ["max_epoch", "n_head", "self", "adata", "kwargs", "max_seconds", "ema", "mode_", "n_steps", "sampler"],
 )
 def test_unknown_argument_raises(query, reference, no_training, name):
     raises_unchanged(TypeError, f"'{name}'", query, reference, **{name: 1})

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +15,8 @@ from alphastomics.config import (
     PlacementConfig,
     SamplingConfig,
     SetupConfig,
-    TrainingConfig,
 )
-from alphastomics.config._setting import unexpected_argument
+from alphastomics.config._setting import settings_of, unexpected_argument
 from alphastomics.data._checks import check_in_memory, read_position
 from alphastomics.tl._checks import check_model
 
@@ -35,9 +32,6 @@ if TYPE_CHECKING:
 Arguments = dict[str, dict[str, Any]]  # keyword arguments by the function that takes them
 
 logger = logging.getLogger(__name__)
-
-TRAINING_FILES = {"checkpoint", "resume"}
-
 
 def reconstruct(
     query: AnnData,
@@ -144,7 +138,7 @@ def reconstruct(
         raise ValueError("pass reference=… to train a model or model=… to use a trained one, not both")
     if adapt not in (None, True, False):
         raise ValueError(f"adapt={adapt!r} must be True, False or None")
-    arguments = sort_arguments(kwargs, caller="reconstruct", sample=_fields(PlacementConfig), named=("random_state",))
+    arguments = sort_arguments(kwargs, caller="reconstruct", sample=settings_of(PlacementConfig), named=("random_state",))
     position = position_key or _keys.SPATIAL
     setup = {"position_key": position, "slice_key": slice_key, "layer": layer} | arguments["setup"]
     unknown = None  # in the first form, cells without a position
@@ -194,7 +188,7 @@ def sort_arguments(
 ) -> Arguments:
     """Sort keyword arguments of ``caller`` into ``setup``, ``init``, ``train`` and ``sample``.
 
-    The names are those of the declared settings, of the files of a training, and of Lightning's trainer. ``named`` are further arguments
+    The names are those of the declared settings and of the trainer. ``named`` are further arguments
     of ``caller``, which may have been meant by an unknown one.
 
     Raises
@@ -202,15 +196,12 @@ def sort_arguments(
     TypeError
         If an argument is unknown.
     """
-    import lightning.pytorch as pl
+    from alphastomics.train.arguments import training_argument_names
 
     names = {
-        "setup": _fields(SetupConfig),
-        "init": _fields(ModelConfig, NetworkConfig, DiffusionSettings),
-        "train": _fields(TrainingConfig)
-        | TRAINING_FILES
-        | {"plan_kwargs"}
-        | set(inspect.signature(pl.Trainer).parameters),
+        "setup": set(settings_of(SetupConfig)),
+        "init": {name for config in (ModelConfig, NetworkConfig, DiffusionSettings) for name in settings_of(config)},
+        "train": set.union(*training_argument_names()),
         "sample": set(sample),
     }
     result: Arguments = {part: {} for part in names}
@@ -220,10 +211,6 @@ def sort_arguments(
             raise unexpected_argument(key, sorted(set(named).union(*names.values())), caller)
         result[part][key] = value
     return result
-
-
-def _fields(*configs: type) -> set[str]:
-    return {field.name for config in configs for field in fields(config)}
 
 
 def _without_position(adata: AnnData, position_key: str) -> NDArray[np.bool_]:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from alphastomics.nn import Denoiser
 
 
+SET_BY_TRAINING = {"ema", "history", "max_seconds", "kwargs"}  # arguments of the trainer that are not the user's
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingArguments(TrainingConfig):
     """Arguments of :meth:`AlphaSTomics.train`, which describes them, except for those of the trainer."""
@@ -31,6 +34,13 @@ class TrainingArguments(TrainingConfig):
     plan_kwargs: dict[str, Any] | None
     checkpoint: str | PathLike[str] | None
     resume: str | PathLike[str] | None
+
+
+def training_argument_names() -> tuple[set[str], set[str]]:
+    """Names of the arguments of a training: those of :class:`TrainingArguments`, and those of the trainer."""
+    trainer = {*signature(pl.Trainer).parameters, *signature(ContextTrainer).parameters, "max_time"}
+    declared = set(settings_of(TrainingArguments))
+    return declared, trainer - declared - SET_BY_TRAINING
 
 
 def check_arguments(trainer_kwargs: Mapping[str, Any], plan_kwargs: Mapping[str, Any] | None) -> None:
@@ -43,11 +53,10 @@ def check_arguments(trainer_kwargs: Mapping[str, Any], plan_kwargs: Mapping[str,
     ValueError
         If ``max_epochs`` is invalid.
     """
-    trainer = {*signature(pl.Trainer).parameters, *signature(ContextTrainer).parameters, "max_time"}
-    known = sorted(trainer | settings_of(TrainingArguments).keys())
+    declared, trainer = training_argument_names()
     for name in trainer_kwargs:
         if name not in trainer:
-            raise unexpected_argument(name, known, "train")
+            raise unexpected_argument(name, sorted(declared | trainer), "train")
     check_names(plan_kwargs or {}, PlanConfig)
     max_epochs = trainer_kwargs["max_epochs"]
     if max_epochs is not None and not (isinstance(max_epochs, Integral) and (int(max_epochs) > 0 or max_epochs == -1)):
