@@ -133,7 +133,7 @@ def test_installed_wheel_runs_the_demo(installed: Path, tmp_path: Path) -> None:
     command = [installed / "alphastomics", "demo", "--output-dir", "demo", "--accelerator", "cpu", *SHORT]
     demo = subprocess.run(command, cwd=tmp_path, env=APART, capture_output=True, text=True, timeout=600)
     # Two epochs do not suffice for a better score than that of the regression, which is the only accepted failure.
-    assert demo.returncode == 0 or "The demo failed: distance Spearman" in demo.stderr
+    assert demo.returncode == 0 or "did not score higher than" in demo.stderr
     report = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     assert "AlphaSTomics demo" in report
     assert alphastomics.__version__ in report

@@ -403,7 +403,7 @@ def test_demo_fails_loudly_when_the_regression_is_better(tiny_demo, tmp_path, ca
     monkeypatch.setattr("alphastomics.cli._scores.knn_positions", perfect)
     assert main(tiny_demo) == 1
     captured = capsys.readouterr()
-    assert re.search(r"alphastomics: The demo failed: .* 1\.000 for 25-NN.*--max-time", captured.err)
+    assert re.search(r"alphastomics: .* did not score higher than 25-NN.* and 1\.000.*--max-time", captured.err)
     check_demo(tmp_path, table_in(captured.out))
 
 

@@ -78,8 +78,8 @@ def demo(
 @app.command
 def reconstruct(
     query: ExistingFile,
-    *,
     reference: ExistingFile | None = None,
+    *,
     checkpoint: Annotated[str | None, Parameter(validator=check_checkpoint)] = None,
     output: Path = RECONSTRUCTED,
     model_dir: Path | None = None,
@@ -267,7 +267,7 @@ def extract(
 
 
 @app.command
-def provenance(*, input_data: ExistingFile, key: str | None = None) -> None:
+def provenance(input_data: ExistingFile, *, key: str | None = None) -> None:
     """Print how a result was made: model, parameters, seeds and versions.
 
     Parameters

@@ -354,7 +354,10 @@ def test_held_out_scores_are_logged_with_a_warning_near_chance(
     monkeypatch.setattr(_training, "score_held_out", lambda *_: found)
     with caplog.at_level(logging.INFO, logger="alphastomics"):
         model = train_briefly(make_model(small))
-    assert f"had not seen were placed with a distance Spearman of {spearman:.2f} (chance: 0)" in caplog.text
+    assert (
+        f"held-out cells of the reference were placed by a second network with a distance Spearman of {spearman:.2f} (chance: 0)"
+        in caplog.text
+    )
     assert ("Do not rely on the placement" in caplog.text) == warns
     chance = {"knn_preservation_chance": 0.2, "contact_precision_chance": 0.05}
     assert model.trainings_[-1]["held_out"] == found._asdict() | chance

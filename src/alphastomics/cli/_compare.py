@@ -113,8 +113,8 @@ def check_scores(table: pd.DataFrame, output_dir: Path) -> None:
     model, regression = (float(table.loc[name, "distance_spearman"]) for name in (MODEL, REGRESSION))
     if not model > regression:
         raise RuntimeError(
-            f"The demo failed: distance Spearman is {model:.3f} for {MODEL} and {regression:.3f} for {REGRESSION}. "
-            f"Train longer (max_time=…) and inspect {output_dir / 'reconstruction.png'}"
+            f"{MODEL} did not score higher than {REGRESSION}: distance Spearman is {model:.3f} and {regression:.3f}. Train longer "
+            f"(--max-time) and inspect {output_dir / 'reconstruction.png'}"
         )
 
 

@@ -246,6 +246,7 @@ class ReconstructOptions(PlacementConfig):
     n_samples: int = SamplingConfig.n_samples
     adapt: bool | None = None
     mode: Mode = ModelConfig.mode
+    use_cell_types: bool = ModelConfig.use_cell_types
     d_model: int = NetworkConfig.d_model
     n_layers: int = NetworkConfig.n_layers
     n_heads: int = NetworkConfig.n_heads

@@ -82,7 +82,7 @@ def _held_out(scores: Mapping[str, float]) -> list[str]:
     if not scores:
         return []
     return [
-        "<h2>Cells of the reference that a second network had not seen</h2>",
+        "<h2>Held-out cells of the reference</h2>",
         _table(pd.DataFrame({"value": scores})),
     ]
 

@@ -23,7 +23,7 @@ class KeysConfig:
     position_key
         Key of ``obsm`` with the positions, 2D or 3D, in any unit.
     cell_type_key
-        Column of ``obs`` with cell types, which are used for scores only.
+        Column of ``obs`` with cell types: an input of models with ``use_cell_types``, otherwise for scores only.
     """
 
     layer: str | None = None

@@ -91,14 +91,13 @@ class PlacementConfig:
     Parameters
     ----------
     refine
-        Move each cell towards the cells with similar neighborhood embeddings. By default for detected molecules only.
+        Move each cell towards the cells with similar neighborhood embeddings. By default for counts, log-normalized and binary values.
     independent
-        Place each cell by itself, at a position of a reference cell around which the reference resembles it most, instead of all
-        cells as one tissue: for dissociated cells, of which there may be many more or fewer than a tissue has. A shift of each gene
-        from the reference is removed before. Neither refines the layout nor removes overlaps, and does not change random draws.
+        Place each cell by itself, at the position in the reference where the expression is most similar, instead of all cells as
+        one tissue. For dissociated cells, of which there may be many more or fewer than a tissue has. Differences of the mean of
+        each gene are removed first. The layout is not refined, overlaps are not removed, and random draws do not change.
     min_confidence
-        Smallest confidence of a placed cell, the probability that a cell like those of the reference matches it no better. The
-        position of other cells is NaN.
+        Cells with a smaller confidence, from 0 to 1, are not placed: their position is NaN.
     """
 
     SECTION: ClassVar[str] = "sampling"

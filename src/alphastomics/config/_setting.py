@@ -47,11 +47,13 @@ MIN_SIMILARITY = 0.6  # of an unknown argument to the known one that is suggeste
 SISTER_NAMES = {
     "basis": "position_key",
     "batch_key": "slice_key",
+    "device": "accelerator",
     "labels_key": "cell_type_key",
     "learning_rate": "lr",
     "library_key": "slice_key",
     "lr": "plan_kwargs",
     "n_epochs": "max_epochs",
+    "num_samples": "n_samples",
     "obsm_key": "position_key",
     "sample_key": "slice_key",
     "seed": "random_state",
@@ -283,6 +285,8 @@ def unexpected_argument(name: str, names: Iterable[str], caller: str = "") -> Ty
     similar = [meant] if meant in names else get_close_matches(name[:LONGEST], names, n=1, cutoff=MIN_SIMILARITY)
     where = f"{caller}() got an " if caller else ""
     remedy = f"did you mean {similar[0]!r}?" if similar else "leave it out"
+    if similar == ["plan_kwargs"] and name in SISTER_NAMES:
+        remedy = "pass plan_kwargs={'lr': …}"
     return TypeError(f"{where}unexpected keyword argument {name!r}; {remedy}")
 
 

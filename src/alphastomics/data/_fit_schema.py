@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from alphastomics.config import Frame
     from alphastomics.data._schema import ResolvedTransform
+    from alphastomics.data._values import ValueKind
 
 logger = logging.getLogger(__name__)
 
@@ -123,11 +124,7 @@ def fit_schema(
         _check_tiles([points for _, points in groups], fit_spacing(extents), slice_key)
     matrix, chosen, values = read_expression(adata, layer, transform)
     log_kind("the reference", values, chosen)
-    if values.kind == "log-normalized":
-        logger.warning(
-            "Cells are placed more accurately by counts than by their logarithms; pass layer=… if a layer holds the counts, or restore "
-            "them with alphastomics.pp.restore_counts."
-        )
+    _recommend_counts(adata, values.kind)
     library_size, share, mean, gene_scale = _fit_expression(matrix, np.flatnonzero(placed), chosen)
     logger.info("%d reference cells, %d genes (%s), %d slices", placed.sum(), len(genes), chosen, len(extents))
     return TissueSchema(
@@ -151,6 +148,20 @@ def fit_schema(
         sequence_key=sequence_key,
         value_kind=values.kind,
         plane=plane,
+    )
+
+
+def _recommend_counts(adata: AnnData, kind: ValueKind) -> None:
+    """Log where counts are or how they are restored, if other values were chosen that may be transformed counts."""
+    layers = [name for name in adata.layers if "counts" in name]
+    if kind in ("counts", "binary") or not (layers or kind == "log-normalized"):
+        return
+    logger.warning(
+        "Placement is more accurate from counts than from %s values; %s.",
+        kind,
+        f'pass layer="{layers[0]}" if it holds the counts'
+        if layers
+        else "pass layer=… if a layer holds the counts, or restore them with alphastomics.pp.restore_counts",
     )
 
 
@@ -182,6 +193,13 @@ class Extent(NamedTuple):
 def measure_extent(name: str, points: NDArray[np.float64]) -> Extent:
     """Measure a slice by the positions (N, D) of its reference cells; raises ValueError if it has no extent."""
     check_slice(name, points)
+    at_origin = int((points == 0).all(axis=1).sum())
+    if at_origin > 1:
+        warnings.warn(
+            f"{at_origin} cells of slice {name!r} are at the origin; mark unknown positions with NaN, not with 0.",
+            UserWarning,
+            stacklevel=4,
+        )
     center = points.mean(axis=0)
     radius = float(np.sqrt(((points - center) ** 2).sum(axis=1).mean()))
     nearest = KDTree(points).query(points, 2)[0][:, 1]

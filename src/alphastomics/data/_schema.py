@@ -167,7 +167,7 @@ class TissueSchema:
 
     @property
     def is_detected(self) -> bool:
-        """Whether values are numbers of detected molecules, log-normalized ones included, or 0 and 1."""
+        """Whether values are counts, log-normalized or binary, of which more are 0 if fewer molecules are detected."""
         return self.transform == "log1p" or self.value_kind in DETECTED
 
     def to_dict(self) -> dict[str, Any]:

@@ -19,6 +19,16 @@ logger = logging.getLogger(__name__)
 DEFAULT_SLICE_KEY = "slice_id"
 SINGLE_SLICE = "slice_0"
 NO_SLICE = "unassigned"
+USUAL_NAMES = (
+    "sample",
+    "sample_id",
+    "section",
+    "section_id",
+    "slice",
+    "slide",
+    "batch",
+    "library_id",
+)  # of columns with sections
 
 
 def resolve_slice_key(adata: AnnData, slice_key: str | None) -> str | None:
@@ -30,6 +40,9 @@ def resolve_slice_key(adata: AnnData, slice_key: str | None) -> str | None:
         logger.info('Slices are read from obs["%s"].', DEFAULT_SLICE_KEY)
         return DEFAULT_SLICE_KEY
     logger.info('obs["%s"] is missing and slice_key is None: all cells form one slice.', DEFAULT_SLICE_KEY)
+    named = [name for name in USUAL_NAMES if name in adata.obs and adata.obs[name].nunique() > 1]
+    if named:
+        logger.warning('If the values of obs["%s"] are sections, pass slice_key="%s".', named[0], named[0])
     return None
 
 

@@ -331,7 +331,7 @@ def _match_genes(names: tuple[str, ...], genes: tuple[str, ...]) -> NDArray[np.i
     if len(missing) > len(genes) / 2:
         raise ValueError(
             f"{len(missing)} of {len(genes)} genes are missing ({listed}), more than half; "
-            f"fit a new reference on the genes that are shared.{case}"
+            f"train on shared genes: reference[:, reference.var_names.isin(query.var_names)].copy().{case}"
         )
     warnings.warn(
         f"{len(missing)} of {len(genes)} genes are missing and treated as unmeasured: {listed}.{case}",

@@ -31,7 +31,7 @@ ValueKind = Literal["counts", "binary", "intensities", "log-normalized", "fracti
 DESCRIPTIONS: dict[str, str] = {
     "counts": "counts (non-negative integers)",
     "binary": "binary (0 and 1 only)",
-    "intensities": "intensities (large values, not counts)",
+    "intensities": "intensities, or normalized without logarithm (large values, not counts)",
     "log-normalized": "log-normalized (fractional, with zeros)",
     "fractional": "fractional (without zeros)",
     "signed": "signed (such as standardized values)",

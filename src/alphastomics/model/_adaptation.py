@@ -31,7 +31,7 @@ class AdaptationMixin(ModelBase):
         """Adapt a trained model to the cells of a query, which it then places more accurately.
 
         The model predicts the positions of the query, and is trained further on the reference and on the query at these positions;
-        this is repeated once. The second network of a model of detected molecules is trained further as well. The number of steps is at
+        this is repeated once. The second network is trained further as well, if there is one. The number of steps is at
         most 30 % of that of the training, and less for a small query. The query may come from another specimen or another instrument.
         Its positions are not read, except for known ones with ``inpaint``. :func:`alphastomics.tl.reconstruct` adapts the models that it
         trains to a query that differs from the reference.
@@ -91,8 +91,13 @@ class AdaptationMixin(ModelBase):
         if compared is None:
             return True
         share = compare_query(compared, self._query_source(adata, positions=False))
-        logger.info("%.0f %% of the cells of the query match nothing in the reference; 5 %% are expected.", 100 * share)
-        return share > LEAST_UNMATCHED
+        differs = share > LEAST_UNMATCHED
+        logger.info(
+            "%.0f %% of the cells of the query have a confidence below 0.05 (5 %% expected of cells like the reference): %s.",
+            100 * share,
+            "the network will be adapted" if differs else "not adapted",
+        )
+        return differs
 
     def _query_source(self, adata: AnnData, *, positions: bool) -> AnnDataSource:
         """The cells of a query, without the warnings of :meth:`sample`."""

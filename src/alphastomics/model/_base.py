@@ -93,7 +93,7 @@ class ModelBase(BaseModelClass):
         self._second = second, fit_perturbation(other, source, second.held_out)
 
     def _kept_network(self, second: CrossFit) -> SecondNetwork | None:
-        """The second network, for detected molecules: other values determine a position so exactly that it adds nothing."""
+        """The second network, for counts, log-normalized and binary values; with others it does not improve the placement."""
         if not self.schema.is_detected:
             return None
         n_placed = PLACED[self.mode] * self.trainings_[-1]["n_steps"]

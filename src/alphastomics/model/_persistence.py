@@ -41,9 +41,8 @@ class PersistenceMixin(ModelBase):
 
         In a script with several processes, rank 0 writes and the others wait.
 
-        A model contains positions of up to 8,192 cells of its reference. One trained with ``mode="any"``, ``"pos_to_expr"`` or
-        ``"joint"`` also contains their expression, with which it completes cells and from which it draws new slices. Share it
-        only as the license of these data permits.
+        A model contains the positions and the expression of up to 8,192 cells of its reference, and one that predicts positions
+        also the expression of up to 5,120 cells without their positions. Share it only as the license of these data permits.
 
         Parameters
         ----------
@@ -223,9 +222,8 @@ class PersistenceMixin(ModelBase):
     ) -> str:
         """Upload the model to the Hugging Face Hub, with a model card.
 
-        Uploads the files that :meth:`save` writes, without the reference. A model contains positions of up to 8,192 cells of
-        its reference. One trained with ``mode="any"``, ``"pos_to_expr"`` or ``"joint"`` also contains their expression. Share it
-        only as the license of these data permits.
+        Uploads the files that :meth:`save` writes, without the reference. Share it only as the license of the
+        data permits: it contains cells of the reference, see :meth:`save`.
 
         Parameters
         ----------

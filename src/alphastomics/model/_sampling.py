@@ -92,8 +92,8 @@ class SamplingMixin(ModelBase):
             ``eta`` applies to ``sampler="ddim"``. Not for ``mode="expr_to_pos"``.
         refine
             For positions: whether to move cells towards cells that are similar in the neighborhood embedding. More neighbors
-            are then correct, and fewer cells lie between two possible positions. None: for detected molecules only. Draws are always
-            refined.
+            are then correct, and fewer cells lie between two possible positions. None: for counts, log-normalized and binary values
+            only. Draws are always refined.
         independent
             For positions: whether each cell is placed by itself, at the position of the reference cell around which the reference
             resembles it most (the mode of its posterior), instead of all cells as one tissue. For dissociated cells, of which

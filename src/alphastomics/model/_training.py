@@ -302,9 +302,9 @@ class TrainingMixin(ModelBase):
 
 
 def _log_held_out(scores: Mapping[str, float]) -> None:
-    """Log the scores of cells of the reference that a second network has not seen, with a warning near chance."""
+    """Log the scores of held-out cells of the reference, with a warning near chance."""
     logger.info(
-        "%d cells of the reference that a second network had not seen were placed with a distance Spearman of %.2f (chance: 0), a kNN "
+        "%d held-out cells of the reference were placed by a second network with a distance Spearman of %.2f (chance: 0), a kNN "
         "preservation of %.3f (%.3f) and a contact precision of %.3f (%.3f).",
         scores["n_scored"],
         scores["distance_spearman"],
@@ -315,8 +315,8 @@ def _log_held_out(scores: Mapping[str, float]) -> None:
     )
     if scores["distance_spearman"] < LEAST_SPEARMAN:
         logger.warning(
-            "A distance Spearman below %.1f is hardly better than chance: expression may not determine positions in this tissue, as in "
-            "parts of a tumor, or the training was too short. Do not rely on the placement.",
+            "A distance Spearman below %.1f is near chance: expression may not determine positions in this tissue, or the training was "
+            "too short. Do not rely on the placement.",
             LEAST_SPEARMAN,
         )
 

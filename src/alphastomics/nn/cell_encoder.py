@@ -1,10 +1,10 @@
-r"""Neighborhood embedding of a cell alone: a perceptron of its expression, which does not attend to other cells.
+r"""Neighborhood embedding of a cell alone: an MLP of its expression, which does not attend to other cells.
 
 .. math:: g_i = W_3\, \phi(W_2\, \phi(W_1 (w \odot x_i))), \qquad \phi = \operatorname{GELU} \circ \operatorname{LayerNorm}
 
 with the weights w of the genes (:meth:`alphastomics.nn.Denoiser.weigh_genes`). It is trained by the contrastive loss of the neighborhood
 embedding f of the blocks (:func:`alphastomics.diffusion.losses.by_features`). Attention relates f to the other cells of a context;
-g has other errors, so that both together determine the neighbors of a cell more exactly than f alone.
+g has other errors, so that both together determine the neighbors of a cell more accurately than f alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WIDTH = 2  # of the hidden layers, in widths of the network
 
 
 class CellEncoder(nn.Module):
-    """The perceptron; see the equation of the module.
+    """The MLP; see the equation of the module.
 
     Parameters
     ----------

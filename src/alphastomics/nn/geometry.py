@@ -158,14 +158,13 @@ def at_least_32_bits(dtype: torch.dtype) -> torch.dtype:
 
 
 class GeometryEncoder(nn.Module):
-    r"""The :class:`Geometry` of a batch, computed from noisy positions only.
+    r"""The :class:`Geometry` of a batch, computed from the positions that are an input only.
 
     .. math::
 
         g = \big(z^{pos},\; \tau = 1 - t_{pos},\; s,\; \mathcal N(z^{pos}, s),\; p(h^0, z^{pos}, s)\big)
 
-    Neighbors :math:`\mathcal N` are found among the noisy positions at every call, and change from one sampling step to the
-    next. If positions are absent, :math:`\tau = 0` and they are not used. A masked coordinate is set to 0, the center, as in
+    Neighbors :math:`\mathcal N` are found among these positions at every call. If positions are absent, :math:`\tau = 0` and they are not used. A masked coordinate is set to 0, the center, as in
     the embedding of positions; a cell with a masked coordinate neither has nor is a neighbor in space. A context that is all
     padding has no positions.
     """

@@ -30,8 +30,8 @@ def history(
 ) -> Axes | None:
     """Plot the metrics that were logged in training.
 
-    Each curve is a moving average, with the values behind it as a faint line. The title has the scores of cells of the reference that a
-    second network had not seen, if the last training of the model recorded them.
+    Each curve is a moving average, with the values behind it as a faint line. The title has the scores of held-out cells of the
+    reference, if the last training of the model recorded them.
 
     Parameters
     ----------

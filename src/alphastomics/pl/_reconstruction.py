@@ -69,8 +69,8 @@ def reconstruction(
     with the truth by a rotation, reflection and translation, as a note below it states, except in slices with known positions (cells for
     which ``obs[prediction + "_placed"]`` is False), where the frames agree. Cells with a known position are small and gray. All
     panels of a slice have the same limits and equal aspect, and the first has a scale bar. In 3D, positions are aligned in all dimensions
-    and plotted in the first two. Cells without a finite position are left out. The title of a new figure has the scores of cells of
-    the reference that a second network had not seen, if ``uns[prediction]`` records them.
+    and plotted in the first two. Cells without a finite position are left out. The title of a new figure has the scores of held-out
+    cells of the reference, if ``uns[prediction]`` records them.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ def restore_counts(
     .. math:: c_{ig} = m_i\, \frac{e^{x_{ig}} - 1}{\min_{h:\, x_{ih} > 0} (e^{x_{ih}} - 1)}
 
     with the smallest number :math:`m_i` of molecules, of at most 5, for which all values of cell i are integers: 1 if a gene was counted once
-    in this cell. Models place cells more accurately by counts than by their logarithms.
+    in this cell. Placement is more accurate from counts than from log-normalized values.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-r"""Contexts and weights with the composition of the reference, for a query in which some kinds of cells are over-represented.
+r"""Contexts and weights with the composition of the reference, for a query in which some cell states are over-represented.
 
 The network places a cell given the other cells of its context, and was trained on contexts of the reference. Dissociated cells that
 were sorted, or of which one kind survived better, have another composition. With the k nearest cells :math:`N_Q`

@@ -22,7 +22,7 @@ which is missing is missing for all of its cells.
 (Vovk et al. 2005, Algorithmic Learning in a Random World; for s that depends on the cells to test, Marandon et al. 2024,
 Ann. Statist. 52:157), and nearly uniform in [0, 1].
 
-**Shift.** Another specimen or instrument differs in all kinds of cells. The median difference of the cells of Q from the nearest cells of
+**Shift.** Another specimen or instrument differs in all cell types. The median difference of the cells of Q from the nearest cells of
 S, beyond that of the cells of C, is first subtracted from the standardized expression of Q, for each gene up to half a standard
 deviation. The rest makes all cells less similar to the reference, and the values smaller.
 
@@ -221,7 +221,7 @@ def remove_shift(searched: Array, held_out: Array, query: Array) -> Array:
     """Standardized expression of the query, (N, K), without the median difference from the nearest cells of S, (M, K)."""
     x, y = directions(searched, np.concatenate([held_out, query]))
     index = nearest_rows(x, y, N_MATCHED)[1]
-    # The neighbors of the held-out cells differ from them, too: towards frequent kinds of cells. Medians are not changed by the
+    # The neighbors of the held-out cells differ from them, too: towards frequent cell states. Medians are not changed by the
     # cells of a kind that the reference lacks.
     own, expected = (
         np.median(part - np.mean([searched[rank] for rank in nearest.T], axis=0), axis=0)

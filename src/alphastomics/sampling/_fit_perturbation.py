@@ -37,7 +37,7 @@ N_CELLS = 1024  # that are placed, of one slice
 N_DRAWS = 3
 N_NEIGHBORS = 20
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-OFFSET = 0.6  # of the genes of detected molecules
+OFFSET = 0.6  # of the genes, for counts, log-normalized and binary values
 FEWEST_CELLS = 30  # below which nothing can be fitted
 DEFAULT = Perturbation(share=0.5, offset=0.0)
 FLOOR = 0.01  # of a score, below which it is chance

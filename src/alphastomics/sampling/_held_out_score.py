@@ -49,7 +49,7 @@ class HeldOutScores(NamedTuple):
         return float(logit(np.clip(scores, LEAST, 1 - LEAST)).sum())
 
     def to_dict(self) -> dict[str, float] | None:
-        """The scores beside chance, which is 0 for the Spearman correlation; None if they are NaN."""
+        """The scores, with those of chance, which is 0 for the Spearman correlation; None if they are NaN."""
         if self.log_odds == -np.inf:
             return None
         chance = N_NEIGHBORS / (self.n_scored - 1)

@@ -12,7 +12,7 @@ vectors :math:`f` of the neighborhood embedding separate the two places; :math:`
 the embedding. The first term is the objective of t-SNE (van der Maaten & Hinton 2008), as in
 :func:`alphastomics.diffusion.losses.by_positions`; the second is that of a normal density about the conditional mean. Its variance is
 constant, times the share that kriging does not explain where positions are known (:mod:`alphastomics.sampling._kriging`). The width w is
-constant, and larger in slices of few cells, where it grows as the distance between cells. Cells of kinds that are over-represented in the
+constant, and larger in slices of few cells, where it grows as the distance between cells. Cells of states that are over-represented in the
 query have a weight a below 1 (:mod:`alphastomics.sampling._composition`), so that they hardly push the others away.
 """
 

@@ -65,8 +65,8 @@ def report_confidence(placed: Placed, config: SamplingConfig) -> None:
     share = unmatched_share(placed.confidence)
     if share > MAX_UNMATCHED:
         warnings.warn(
-            f"{share:.0%} of the cells have a confidence below {UNMATCHED:g}, instead of {UNMATCHED:.0%}: kinds of cells that the "
-            "reference lacks, or another specimen or instrument. "
+            f"{share:.0%} of the cells have a confidence below {UNMATCHED:g} ({UNMATCHED:.0%} expected): cell types that the reference "
+            "lacks, or another specimen or instrument. "
             + (
                 f"{unplaced} cells below min_confidence={min_confidence:g} are not placed."
                 if min_confidence
@@ -79,12 +79,12 @@ def report_confidence(placed: Placed, config: SamplingConfig) -> None:
 
 
 def report_composition(placed: Placed) -> None:
-    """Log the share of cells of over-represented kinds, with a warning if they are many."""
+    """Log the share of cells of over-represented cell states, with a warning if they are many."""
     over = placed.frequency[placed.frequency > MAX_RATIO]
     if len(over) < MIN_REPORTED:
         return
     message = (
-        f"{len(over) / len(placed.frequency):.0%} of the cells are of kinds that are more than {MAX_RATIO:g} times as frequent as in the "
+        f"{len(over) / len(placed.frequency):.0%} of the cells are of cell states that are more than {MAX_RATIO:g} times as frequent as in the "
         f"reference (median: {np.median(over):.2g} times). Each of them is placed together with a part of the others only, so that "
         "the composition is that of the reference."
     )

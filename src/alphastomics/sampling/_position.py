@@ -2,9 +2,8 @@ r"""Placement of cells, and draws of their positions, given expression.
 
 The network returns the conditional mean of the positions and the neighborhood embedding of the cells of a slice, which attend to
 each other; a second neighborhood embedding is that of each cell alone. In a placement, the mean and the similarities by both embeddings are
-averages over two networks (:mod:`alphastomics.sampling._second`). A placement follows in five steps. The first is left out for detected
-molecules (counts, log-normalized counts, 0 and 1), the third where positions are known or all slices share a frame, the fourth for other
-values, which determine a position more exactly:
+averages over two networks (:mod:`alphastomics.sampling._second`). A placement follows in five steps. The first is left out for counts,
+log-normalized and binary values, the third where positions are known or all slices share a frame, the fourth for other values:
 
 1. average with the positions of retrieved reference cells (:mod:`alphastomics.sampling._retrieval`);
 2. kriging, if positions of some cells are known (:mod:`alphastomics.sampling._kriging`);

@@ -18,7 +18,8 @@ A placement starts at the average of two estimates with different errors,
 
 with the K reference cells :math:`N_i` whose embeddings are nearest to that of cell i. These, and their probabilities, are those of the
 embedding g of each cell alone (:mod:`alphastomics.nn.cell_encoder`), whose errors resemble those of the conditional mean less. The weight
-w is 3/4, and 0 for detected molecules: reference cells that are retrieved by the counts of another specimen lie less exactly than its mean.
+w is 3/4, and 0 for counts, log-normalized and binary values: by those of another specimen, the retrieved positions are less accurate than
+the mean.
 
 The mean of a cell whose kind occurs throughout the tissue lies in its middle. Placed independently of the others, a cell lies where the
 reference cells around are most likely retrieved,
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from alphastomics.sampling._reference_cells import ReferenceCells
 
 SHARE = 0.3  # pi
-WEIGHT = 0.75  # w, of values other than detected molecules
+WEIGHT = 0.75  # w, of values other than counts, log-normalized and binary ones
 N_NEAREST = 30  # K: in an average over all reference cells, distant ones would have a large effect
 N_AROUND = 30  # k
 ROWS = 1024  # cells whose probabilities are in memory at once

@@ -185,12 +185,12 @@ class Sampler:
 
     @property
     def refines(self) -> bool:
-        """Whether layouts are refined by default: values other than detected molecules determine a position more exactly."""
+        """Whether layouts are refined by default: for counts, log-normalized and binary values."""
         return self.schema.is_detected
 
     @property
     def retrieval_weight(self) -> float:
-        """Weight of retrieved positions in a placement: 0 for detected molecules, by which less similar cells are retrieved."""
+        """Weight of retrieved positions in a placement: 0 for counts, log-normalized and binary values."""
         return 0.0 if self.schema.is_detected else WEIGHT
 
     @property

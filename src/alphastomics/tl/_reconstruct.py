@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from alphastomics.config import (
     SetupConfig,
 )
 from alphastomics.config._setting import settings_of, unexpected_argument
-from alphastomics.data._checks import check_in_memory, read_position
+from alphastomics.data._checks import check_in_memory, check_key, read_position
 from alphastomics.tl._checks import check_model
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 Arguments = dict[str, dict[str, Any]]  # keyword arguments by the function that takes them
 
 logger = logging.getLogger(__name__)
+
 
 def reconstruct(
     query: AnnData,
@@ -134,11 +136,20 @@ def reconstruct(
     check_in_memory(query, "query")
     if reference is not None:
         check_in_memory(reference, "reference")
+    if query.is_view and not copy:
+        warnings.warn(
+            "query is a view of another AnnData: the result is written to a copy of these cells that only query refers to; pass copy=True "
+            "or query.copy()",
+            UserWarning,
+            stacklevel=2,
+        )
     if reference is not None and model is not None:
         raise ValueError("pass reference=… to train a model or model=… to use a trained one, not both")
     if adapt not in (None, True, False):
         raise ValueError(f"adapt={adapt!r} must be True, False or None")
-    arguments = sort_arguments(kwargs, caller="reconstruct", sample=settings_of(PlacementConfig), named=("random_state",))
+    arguments = sort_arguments(
+        kwargs, caller="reconstruct", sample=settings_of(PlacementConfig), named=("random_state",)
+    )
     position = position_key or _keys.SPATIAL
     setup = {"position_key": position, "slice_key": slice_key, "layer": layer} | arguments["setup"]
     unknown = None  # in the first form, cells without a position
@@ -147,6 +158,9 @@ def reconstruct(
         _check_unused(model, arguments, position_key=position_key, slice_key=slice_key, layer=layer)
         trained = model
     else:
+        if reference is not None:
+            remedy = "pass position_key=…, or exchange reference and query"
+            check_key("reference.obsm", reference.obsm, position, "position_key", remedy)
         if reference is None:
             unknown = _without_position(query, position)
             reference = query[_training_cells(query, unknown, slice_key)]

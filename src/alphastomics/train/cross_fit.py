@@ -62,7 +62,7 @@ class PlacementScores(Protocol):
         """By which placements are compared, larger for a better one."""
 
     def to_dict(self) -> dict[str, float] | None:
-        """The scores beside chance; None if they are not finite."""
+        """The scores, with those of chance; None if they are not finite."""
 
 
 class CrossFit(NamedTuple):

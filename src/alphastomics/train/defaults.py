@@ -1,8 +1,8 @@
 """Defaults by size and kind of the reference and by mode: steps, augmentation, deformation, dropout, experts, attention.
 
 With few cells, a network can recognize each cell by its exact counts and memorize its position instead of learning what cells
-have in common. Gene dropout, thinning of counts and dropout of branches prevent this. Values that do not depend on the number of
-detected molecules need less of it. The measurements are in ``docs/design-notes.md``.
+have in common. Gene dropout, thinning of counts and dropout of branches prevent this. Values other than
+counts, log-normalized and binary ones need less of it. The measurements are in ``docs/design-notes.md``.
 """
 
 from __future__ import annotations
