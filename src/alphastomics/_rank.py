@@ -13,6 +13,11 @@ def is_first() -> bool:
     return int(rank) == int(os.environ.get("NODE_RANK", "0")) == 0
 
 
+def local_rank() -> int:
+    """Number of this process among those of its machine, by the environment variables of Lightning, torchrun or Slurm."""
+    return int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
+
+
 def quiet_unless_first() -> None:
     """Log only errors in processes other than the first."""
     if not is_first():

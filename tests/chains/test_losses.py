@@ -59,11 +59,12 @@ def test_gradient_leads_to_right_handed_helices(chain):
     assert bool((predicted.grad[mask].abs().sum(1) > 0).any())
 
 
-def make(sequence_key):
+def make(sequence_key, attention="neighbor"):
     adata = synthetic_chains(n_chains=8, random_state=0)
     AlphaSTomics.setup_anndata(adata, slice_key="slice_id", sequence_key=sequence_key, frame="shared")
-    small = {"d_model": 16, "n_layers": 1, "n_heads": 2}
-    return AlphaSTomics(adata, mode="expr_to_pos", attention="neighbor", sparse_pairs="coordinate", **small)
+    small = {"d_model": 16, "n_layers": 1, "n_heads": 2, "attention": attention}
+    pairs = {"sparse_pairs": "coordinate"} if attention == "neighbor" else {}
+    return AlphaSTomics(adata, mode="expr_to_pos", **small, **pairs)
 
 
 def test_training_adds_the_loss_on_request():
@@ -80,6 +81,18 @@ def test_training_adds_the_loss_on_request():
     plain = make("residue")
     plain.train(**brief)
     assert "train_fape" not in plain.history
+
+
+def test_a_query_without_an_order_is_adapted_to_without_the_loss():
+    """A network that reads no order places such a query, too."""
+    model = make("residue", attention="full")
+    brief = {"batch_size": 640, "context_size": 160, "accelerator": "cpu", "enable_progress_bar": False}
+    model.train(max_epochs=1, **brief, plan_kwargs={"lambda_fape": 0.5})
+    query = model.adata.copy()
+    del query.obs["residue"]
+    before = model.module.position_out.weight.clone()
+    model.adapt(query)
+    assert not torch.equal(before, model.module.position_out.weight)
 
 
 def test_the_estimate_of_memory_includes_the_loss():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ import torch
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main
 from alphastomics.model import AlphaSTomics
-from alphastomics.train.distributed.devices import device_of
+from alphastomics.train import _lightning_compat
+from alphastomics.train.distributed.devices import count_devices, device_of
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 TINY = {"mode": "expr_to_pos", "d_model": 16, "n_layers": 1, "n_heads": 2}
@@ -72,3 +74,13 @@ def test_a_missing_device_raises_in_python(folder):
     with pytest.raises(ValueError, match="accelerator='gpu'"):
         AlphaSTomics.load(folder / "model", adata=False, accelerator="gpu")
     assert device_of("cpu", 2) == torch.device("cpu")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_process_has_its_own_gpu(monkeypatch, rank):
+    gpus = [torch.device("cuda", 3), torch.device("cuda", 5)]
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    monkeypatch.setattr(_lightning_compat, "parse_device_args", lambda **_: ("gpu", [3, 5], gpus[0]))
+    monkeypatch.setattr(_lightning_compat, "_AcceleratorConnector", lambda **_: SimpleNamespace(_parallel_devices=gpus))
+    assert device_of("gpu", [3, 5]) == gpus[rank]
+    assert count_devices("gpu", [3, 5]) == 2

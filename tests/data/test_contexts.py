@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from scipy.spatial.distance import cdist, pdist
 from torch.utils.data import DataLoader
 
 from alphastomics.data import AnnDataSource, Augmentation, Context, ContextDataset, collate, fit_schema
+from alphastomics.sampling._cells import unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -168,6 +169,18 @@ def test_unmeasured_genes_stay_unmeasured(make_adata: Make) -> None:
     for i in range(len(dataset)):
         assert not dataset[i].measured[:3].any()
         assert dataset[i].measured.any()
+
+
+@pytest.mark.parametrize("augmentation", [None, Augmentation(gene_dropout=0.5)])
+def test_expression_with_unmeasured_genes_has_the_factor_of_placements(make_adata: Make, augmentation: Any) -> None:
+    adata = make_adata()
+    with pytest.warns(UserWarning, match="3 of 12"):
+        source = AnnDataSource(adata[:, 3:], fit_schema(adata), positions=True)
+    c = ContextDataset(source, context_size=20, seed=0, augmentation=augmentation)[0]
+    assert c.dropout == pytest.approx(1 - c.measured.mean())
+    placed = source.expression(c.rows) * unchanged(source)[0]
+    expected = placed * c.measured * np.sqrt(source.measured.mean() / c.measured.mean())
+    np.testing.assert_allclose(c.expression, expected, rtol=1e-5)
 
 
 def test_rotation_is_orthogonal_and_uniform(make_adata: Make) -> None:

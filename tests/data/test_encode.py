@@ -70,6 +70,16 @@ def test_thinned_counts_are_binomial(count, thinning):
     assert (kept == np.trunc(kept)).all()
 
 
+@settings(max_examples=50, deadline=None)
+@given(counts=st.lists(st.integers(0, 40), min_size=1, max_size=30), seed=st.integers(0, 1000))
+def test_stored_zeros_stay_zero_and_change_no_other_count(counts, seed):
+    counts = np.array(counts, dtype=np.float32)
+    kept = thin(counts, 0.5, np.random.default_rng(seed))
+    assert (kept >= 0).all()
+    assert (kept <= counts).all()
+    np.testing.assert_array_equal(kept[counts > 0], thin(counts[counts > 0], 0.5, np.random.default_rng(seed)))
+
+
 def test_neighbors_in_memory_are_thinned_independently():
     kept = thin(np.tile(np.array([3, 40, 1], dtype=np.float32), 5000), 0.5, np.random.default_rng(0)).reshape(-1, 3)
     correlation = np.corrcoef(kept.T)[np.triu_indices(3, 1)]

@@ -8,6 +8,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
+from alphastomics import tl
 from alphastomics.data import AnnDataSource
 from alphastomics.data._slices import encode_labels
 from alphastomics.data.parquet._source import ParquetSource
@@ -63,6 +64,30 @@ def test_cell_types_are_not_an_input_by_default(small, make_model, train_briefly
     bare = small.copy()
     del bare.obs["cell_type"]
     assert positions_of(model.sample(bare)) == positions_of(model.sample(small))
+
+
+def test_labels_and_genes_are_transferred_by_expression_alone(typed, small):
+    """Otherwise labels of the query would be those that are returned."""
+    bare, shuffled = small.copy(), small.copy()
+    del bare.obs["cell_type"]
+    shuffled.obs["cell_type"] = np.random.default_rng(0).permutation(small.obs["cell_type"])
+    for query in (bare, shuffled):
+        tl.transfer_labels(query, small, model=typed, label_key="cell_type", key_added="found")
+    assert (bare.obs["found"].astype(str) == shuffled.obs["found"].astype(str)).all()
+    np.testing.assert_array_equal(
+        *(tl.impute(q, small, model=typed, genes=["gene_0"], copy=True).obsm["imputed"] for q in (bare, shuffled))
+    )
+
+
+def test_labels_that_are_numbers_are_the_same_as_integers_and_floats(small, make_model):
+    numbered = small.copy()
+    numbered.obs["cell_type"] = small.obs["cell_type"].cat.codes.to_numpy(dtype=int)
+    model, fractional = make_model(numbered, setup=SETUP, use_cell_types=True), numbered.copy()
+    fractional.obs["cell_type"] = numbered.obs["cell_type"].astype(float).mask(np.arange(small.n_obs) == 0)
+    rows = np.arange(small.n_obs)
+    expected, found = (AnnDataSource(a, model.schema, positions=False).cell_type(rows) for a in (numbered, fractional))
+    assert found[0] == 0
+    np.testing.assert_array_equal(found[1:], expected[1:])
 
 
 @pytest.mark.filterwarnings("ignore:.*cells have the same expression:UserWarning")

@@ -99,6 +99,35 @@ def test_history_is_kept_and_continued(small, make_model, train_briefly):
     assert model.history["validation_loss"].index.tolist() == [2]
 
 
+@pytest.mark.parametrize("mode", ["any", "expr_to_pos"])
+def test_held_out_slices_influence_neither_the_networks_nor_what_is_fitted(small, make_model, train_briefly, mode):
+    """The cells of the last slice exchange their positions, which keeps the scale of the tissue."""
+    other, last = small.copy(), np.flatnonzero(small.obs["slice_id"] == small.obs["slice_id"].iloc[-1])
+    other.obsm["spatial"][last] = other.obsm["spatial"][np.random.default_rng(0).permutation(last)]
+    models = [
+        train_briefly(make_model(cells, mode=mode), max_epochs=2, validation_size=0.5, plan_kwargs={"lr": 1e-3})
+        for cells in (small, other)
+    ]
+    weights, tensors = (
+        [value(m) for m in models] for value in (lambda m: m.module.state_dict(), lambda m: m.fitted_.to_tensors())
+    )
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert tensors[0].keys() == tensors[1].keys()
+    assert len(tensors[0]) > 5
+    for name, value in tensors[0].items():
+        np.testing.assert_array_equal(value, tensors[1][name], err_msg=name)
+    assert models[0].fitted_.to_dict() == models[1].fitted_.to_dict()
+
+
+def test_corrected_counts_are_not_thinned(small, make_model, train_briefly):
+    corrected = small.copy()
+    corrected.X = corrected.X * 0.93
+    model = make_model(corrected, setup={"transform": "log1p"})
+    assert model.default_augmentation().thinning == 0
+    assert make_model(small).default_augmentation().thinning > 0
+    train_briefly(model, max_epochs=1)
+
+
 def test_a_share_for_training_replaces_a_validation_set(small, make_model, train_briefly):
     model = make_model(small)
     model._validation = AnnDataSource(small, model.schema, positions=True)
@@ -340,10 +369,17 @@ def test_invalid_experts_raise(small, make_model):
 
 @pytest.mark.parametrize(("tiles", "expected"), [(True, "bf16-mixed"), (False, "32-true")])
 def test_a_processor_uses_16_bits_only_where_it_multiplies_matrices_of_them(monkeypatch, tiles, expected):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # but it is not used
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
-    assert resolve_precision("auto") == expected
-    assert resolve_precision("16-mixed") == "16-mixed"
+    cpu = torch.device("cpu")
+    assert resolve_precision("auto", cpu) == expected
+    assert resolve_precision("16-mixed", cpu) == "16-mixed"
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "16-true", "64-true", 64])
+def test_precisions_of_weights_other_than_32_bits_are_refused(small, make_model, precision):
+    with pytest.raises(ValueError, match=f"precision={precision!r}.*'32-true', 'bf16-mixed' or '16-mixed'"):
+        make_model(small).train(max_epochs=1, precision=precision)
 
 
 @pytest.mark.parametrize(("spearman", "warns"), [(0.05, True), (0.5, False)])

@@ -11,6 +11,7 @@ from alphastomics.data import AnnDataSource
 from alphastomics.metrics import distance_spearman
 from alphastomics.train import adaptation
 from alphastomics.train.adaptation import PASSES, ROUNDS, SHARE, _PlacedCells
+from alphastomics.train.objective import Objective
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,23 @@ def test_the_adapted_network_has_other_weights_and_the_query_is_not_changed(mode
     assert (given.X != query.X).sum() == 0
     assert not model.module.training
     assert model.trainings_[-1]["adaptation"]["n_cells"] == query.n_obs
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_after_an_interruption_the_model_is_as_before(model, query, monkeypatch, error):
+    before, steps = placed(model, query), iter(range(3))
+    losses = Objective.losses
+
+    def interrupted(self, batch, **kwargs):
+        if next(steps, None) is None:
+            raise error
+        return losses(self, batch, **kwargs)
+
+    monkeypatch.setattr(Objective, "losses", interrupted)
+    with pytest.raises(error):
+        model.adapt(query)
+    assert not model.module.training
+    np.testing.assert_array_equal(placed(model, query), before)
 
 
 def test_positions_of_the_query_are_not_read(model, query, parts, trained_path):

@@ -9,7 +9,7 @@ import torch
 
 from alphastomics.train import NonFiniteLossError, PlanConfig
 from alphastomics.train.finite import FiniteCheck
-from alphastomics.train.optimization import make_optimizer
+from alphastomics.train.optimization import make_optimizer, override_settings
 from alphastomics.train.plan import TrainingPlan
 
 BROKEN = [float("nan"), float("inf"), -float("inf")]
@@ -61,3 +61,22 @@ def test_a_training_that_does_not_wait_ends_with_the_step_and_its_slices(make_pl
     with pytest.raises(NonFiniteLossError, match=r"NaN or infinite at step 2 \(slices: slice_"):
         fit(plan, max_epochs=3)
     assert all(bool(p.isfinite().all()) for p in plan.module.parameters())
+
+
+def test_a_checkpoint_of_another_optimizer_is_resumed_with_a_fused_one():
+    """Otherwise the kind of the optimizer is that of the checkpoint, and a step that is not fused refuses ``found_inf``."""
+    module, config = torch.nn.Linear(2, 2), PlanConfig()
+    first = make_optimizer(module, config, fused=False)
+    module(torch.ones(1, 2)).sum().backward()
+    first.step()
+    checkpoint = {"optimizer_states": [first.state_dict()], "lr_schedulers": [{"base_lrs": [config.lr]}]}
+    override_settings(checkpoint, config, fused=True)
+    resumed = make_optimizer(module, config)
+    resumed.load_state_dict(checkpoint["optimizer_states"][0])
+    resumed.found_inf = torch.ones(())
+    before = module.weight.clone()
+    resumed.step()
+    assert torch.equal(module.weight, before)
+    resumed.found_inf = torch.zeros(())
+    resumed.step()
+    assert not torch.equal(module.weight, before)

@@ -125,6 +125,20 @@ def test_the_target_is_clean_and_only_masked_entries_are_compared(make_plan, mak
         torch.testing.assert_close(wrong[name], exact[name])
 
 
+def test_masked_positions_are_relative_to_the_center_of_the_context(make_plan, make_batch, monkeypatch):
+    """As the prediction is in a free frame: a context that lies beside the center of its slice has no loss for that."""
+    masking = MaskingConfig(masking_probability=1.0, expression_mask_ratio=0.0)
+    plan = make_plan(mode="pos_to_expr", masking=masking, deformation=0.0, spacing=0.0, modality_dropout=0.0)
+    batch = make_batch()
+    batch = batch._replace(center=batch.center + 2.0)
+    noised = plan.objective.noised(batch, plan.objective.draw(batch), TRAINING)
+    monkeypatch.setattr(plan.objective, "noised", lambda *_: noised)
+    assert float(noised.x_pos.abs().mean()) > 1
+    assert bool(noised.masks.position.any())
+    plan.objective.module = FixedPrediction(plan.module, batch.target, noised.x_pos)
+    assert float(plan.objective.losses(batch)["masked"].abs().max()) == pytest.approx(0, abs=1e-9)
+
+
 def test_masked_entries_are_not_marked_as_observed(make_plan, make_batch):
     batch, observed = make_batch(n_epochs=20), []
     for masking in (None, ALWAYS):

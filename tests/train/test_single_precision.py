@@ -141,6 +141,5 @@ def test_float64_values_are_prepared_on_the_cpu(widened):
 
 
 def test_a_device_without_tiles_and_cuda_has_32_bits(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    assert resolve_precision("auto") == "32-true"
+    assert resolve_precision("auto", torch.device("cpu")) == "32-true"

@@ -31,7 +31,7 @@ class Context(NamedTuple):
     present
         Genes that are measured, shape (G,).
     dropout
-        Share r of the measured genes that was dropped; `expression` contains a factor 1 / sqrt(1 - r).
+        Share r of all genes that are not in `measured`; `expression` contains a factor 1 / sqrt(1 - r).
     target
         Expression without augmentation, network units, shape (N, G), float32; shape (N, 0) unless requested.
     local_density

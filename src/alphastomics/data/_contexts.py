@@ -254,7 +254,7 @@ def _choose_slices(source: CellSource, names: Sequence[str] | None, kind: str) -
 class GeneChange(NamedTuple):
     """A random change of the expression of a context.
 
-    ``measured`` (G,) are the genes that are left, ``dropout`` is the share of measured genes that is dropped,
+    ``measured`` (G,) are the genes that are left, ``dropout`` is the share of the genes of the schema that is missing,
     ``thinning`` the share of counts to remove. ``gain`` and ``shift`` (G,) are the same for all cells.
     """
 
@@ -268,20 +268,22 @@ class GeneChange(NamedTuple):
 def change_genes(
     present: NDArray[np.bool_], augmentation: Augmentation | None, rng: np.random.Generator | None
 ) -> GeneChange:
-    """Draw a change of the genes of a context; gain and shift contain the factor 1 / sqrt(1 - dropout)."""
-    if augmentation is None or rng is None:
-        return GeneChange(present, 0.0, 0.0, present.astype(np.float32), np.zeros(len(present), dtype=np.float32))
-    measured, genes = present.copy(), np.flatnonzero(present)
-    n_dropped = int(rng.uniform(0.0, augmentation.gene_dropout) * len(genes))
-    if n_dropped:
-        measured[rng.choice(genes, n_dropped, replace=False)] = False
-    dropout = n_dropped / len(genes) if n_dropped else 0.0
-    thinning = rng.uniform(0.0, augmentation.thinning)
-    kept = (measured / np.float32(np.sqrt(1 - dropout))).astype(np.float32)
-    gain, shift = kept, np.zeros(len(present), dtype=np.float32)
-    if strength := np.float32(augmentation.gene_noise):
-        noise = rng.standard_normal((2, len(present)), dtype=np.float32) * strength
-        gain, shift = (1 + noise[0]) * kept, noise[1] * kept
+    """Draw a change of the genes of a context; gain and shift contain the factor 1 / sqrt(1 - dropout), as placements do."""
+    measured, thinning, noise = present.copy(), 0.0, None
+    if augmentation is not None and rng is not None:
+        genes = np.flatnonzero(present)
+        n_dropped = int(rng.uniform(0.0, augmentation.gene_dropout) * len(genes))
+        if n_dropped:
+            measured[rng.choice(genes, n_dropped, replace=False)] = False
+        thinning = rng.uniform(0.0, augmentation.thinning)
+        if strength := np.float32(augmentation.gene_noise):
+            noise = rng.standard_normal((2, len(present)), dtype=np.float32) * strength
+    n_measured = int(measured.sum())
+    dropout = (len(measured) - n_measured) / len(measured) if n_measured else 0.0
+    gain = (measured / np.float32(np.sqrt(1 - dropout))).astype(np.float32)
+    shift = np.zeros_like(gain)
+    if noise is not None:
+        gain, shift = (1 + noise[0]) * gain, noise[1] * gain
     return GeneChange(measured, dropout, thinning, gain, shift)
 
 

@@ -106,7 +106,7 @@ def thin_rows(values: NDArray[np.float32], thinning: float, rng: np.random.Gener
 
 
 def thin(counts: NDArray[np.float32], thinning: float, rng: np.random.Generator | None) -> NDArray[np.float32]:
-    """Keep each count with probability ``1 - thinning``, rounded to a multiple of 1 / 65,536; counts (n,) are positive.
+    """Keep each count with probability ``1 - thinning``, rounded to a multiple of 1 / 65,536; counts are (n,).
 
     Each unit of a small count draws 16 bits, which takes less time than ``rng.binomial``.
     """
@@ -116,8 +116,8 @@ def thin(counts: NDArray[np.float32], thinning: float, rng: np.random.Generator 
     small = counts <= SMALL_COUNT
     kept = np.empty_like(counts)
     few = counts[small].astype(np.int64)
-    ends = np.cumsum(few)
     stays = rng.integers(0, 2**16, few.sum(), dtype=np.uint16) < bound
-    kept[small] = np.diff(np.cumsum(stays, dtype=np.int64)[ends - 1], prepend=0)
+    total = np.concatenate([[0], np.cumsum(stays, dtype=np.int64)])
+    kept[small] = np.diff(total[np.cumsum(few)], prepend=0)
     kept[~small] = rng.binomial(counts[~small].astype(np.int64), bound / 2**16)
     return kept

@@ -87,7 +87,7 @@ def categories(adata: AnnData, key: str | None, argument: str) -> tuple[str, ...
     if key is None:
         return ()
     check_labels(adata, key, argument)
-    return tuple(sorted({str(value) for value in adata.obs[key].dropna().unique()}))
+    return tuple(sorted({label_name(value) for value in adata.obs[key].dropna().unique()}))
 
 
 def check_labels(adata: AnnData, key: str, argument: str) -> None:
@@ -98,8 +98,15 @@ def check_labels(adata: AnnData, key: str, argument: str) -> None:
         raise ValueError(f'obs["{key}"] has fractional numbers, not labels; pass {argument}=… of a column with labels')
 
 
+def label_name(label: object) -> str:
+    """Text of a label; a column of integers is one of floats if a label is missing."""
+    return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
+
+
 def encode_labels(labels: pd.Series, names: tuple[str, ...]) -> NDArray[np.int64]:
     """Number of each label in ``names``, from 1; 0 for missing labels and those that are not in ``names``."""
     codes, unique = pd.factorize(labels)
-    numbers = pd.Index(names, dtype=object).get_indexer(pd.Index([str(label) for label in unique], dtype=object)) + 1
+    numbers = (
+        pd.Index(names, dtype=object).get_indexer(pd.Index([label_name(each) for each in unique], dtype=object)) + 1
+    )
     return np.append(numbers, 0)[codes].astype(np.int64)  # the code of a missing label is -1

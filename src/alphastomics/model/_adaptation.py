@@ -34,7 +34,7 @@ class AdaptationMixin(ModelBase):
         this is repeated once. The second network is trained further as well, if there is one. The number of steps is at
         most 30 % of that of the training, and less for a small query. The query may come from another specimen or another instrument.
         Its positions are not read, except for known ones with ``inpaint``. :func:`alphastomics.tl.reconstruct` adapts the models that it
-        trains to a query that differs from the reference.
+        trains to a query that differs from the reference. After an error or an interruption, the model is as before.
 
         Parameters
         ----------
@@ -59,22 +59,27 @@ class AdaptationMixin(ModelBase):
         trained = self._make_sampler()
         if self.adata is None and self._dataset is None:
             raise ValueError("This model was loaded without data; load it with adata= to adapt it")
-        reference, training = self._training_source(), self.trainings_[-1]
+        reference, training = self._trained_source(), self.trainings_[-1]
         query = self._query_source(adata, positions=inpaint)
         second, fitted = trained.second, trained.fitted
-        n_steps = adapt(
-            self.module,
-            second,
-            reference,
-            query,
-            predict=lambda: predict_positions(trained, query, inpaint=inpaint),
-            mode=self.mode,
-            diffusion=self.diffusion,
-            plan=PlanConfig(**training["plan"]),
-            augmentation=Augmentation(**training["arguments"]["augmentation"]),
-            n_steps=int(training["n_steps"]),
-            seed=self._arguments["random_state"],
-        )
+        weights = weights_of(self.module)
+        try:
+            n_steps = adapt(
+                self.module,
+                second,
+                reference,
+                query,
+                predict=lambda: predict_positions(trained, query, inpaint=inpaint),
+                mode=self.mode,
+                diffusion=self.diffusion,
+                plan=PlanConfig(**training["plan"]),
+                augmentation=Augmentation(**training["arguments"]["augmentation"]),
+                n_steps=int(training["n_steps"]),
+                seed=self._arguments["random_state"],
+            )
+        except BaseException:  # the fitted statistics are those of the previous weights
+            self.module.load_state_dict(weights)
+            raise
         self.trainings_ = (
             *self.trainings_[:-1],
             training | {"adaptation": {"n_cells": query.n_cells, "n_steps": n_steps}},

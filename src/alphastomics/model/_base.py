@@ -17,6 +17,7 @@ from alphastomics.sampling._fit import fit_nearest, fit_reference_cells, fit_sta
 from alphastomics.sampling._fit_expression import fit_expression
 from alphastomics.sampling._fit_perturbation import fit_perturbation
 from alphastomics.sampling._second import SecondNetwork, weights_of
+from alphastomics.train.datamodule import training_slices
 from alphastomics.train.timesteps import PLACED
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class ModelBase(BaseModelClass):
     def fitted_(self) -> FittedStatistics:
         """Statistics of the reference, fitted after training; after a training that an error ended, at the first use."""
         if self._unfitted_deformation is not None:
-            self._fit_statistics(self._training_source(), self._unfitted_deformation)
+            self._fit_statistics(self._trained_source(), self._unfitted_deformation)
         return self._fitted
 
     @fitted_.setter
@@ -71,6 +72,10 @@ class ModelBase(BaseModelClass):
     def _training_source(self) -> CellSource:
         """The reference with its positions."""
         return self._dataset or AnnDataSource(self.adata, self.schema, positions=True)
+
+    def _trained_source(self) -> CellSource:
+        """The slices of the reference that the last training did not hold out, with their positions."""
+        return training_slices(self._training_source(), self.trainings_[-1]["arguments"].get("validation_size"))
 
     def _fit_statistics(self, source: CellSource, deformation: float) -> None:
         """Fit the statistics of the reference to the trained network."""

@@ -185,6 +185,7 @@ class TrainingMixin(ModelBase):
             resumed={} if resumed is None else resumed.contexts,
         )
         session.make_datamodule(self._data_splitter_cls, self._validation)
+        source = session.trained_source
         if not self.is_trained_:
             self.module.set_components(principal_components(source, self.module.components.shape[1]))
         held_out = None
@@ -280,10 +281,12 @@ class TrainingMixin(ModelBase):
         if n_cells < 1 or batch_size < 1:
             raise ValueError(f"n_cells={n_cells} and batch_size={batch_size} must be at least 1 cell")
         check_group_size(context_parallel_size, context_parallel_size)
-        device = estimated_device(device_of(accelerator).type)
+        device = device_of(accelerator)
         common: dict[str, Any] = {
-            "n_cells": n_cells, "precision": resolve_precision(precision), "device": device
-        }  # fmt: skip
+            "n_cells": n_cells,
+            "precision": resolve_precision(precision, device),
+            "device": estimated_device(device.type),
+        }
         if not training:
             return estimate_inference(self.module.config, **common)
         k = recomputed_blocks(recompute, self.module.config.n_layers)
@@ -329,6 +332,7 @@ def principal_components(source: CellSource, n_components: int) -> NDArray[np.fl
     C (G, G) is the covariance of expression in network units, in which genes have similar variances. K is ``n_components`` or
     the number of cells or genes, if smaller.
     """
-    expression = source.expression(evenly_spaced_indices(source.n_cells, COMPONENT_CELLS))
+    rows = np.sort(np.concatenate([cells.rows for cells in source.slices]))
+    expression = source.expression(rows[evenly_spaced_indices(len(rows), COMPONENT_CELLS)])
     k = min(n_components, *expression.shape)
     return PCA(k, random_state=0).fit(expression).components_.T.astype(np.float32)

@@ -20,6 +20,7 @@ from alphastomics.metrics import rigid_align, subsample_cells
 from alphastomics.tl._agreement import modality_agreement
 from alphastomics.tl._compare_results import CURVE, MEASURES, SIZES
 from alphastomics.tl._evaluate import evaluate
+from alphastomics.tl._neighbors import without_cell_types
 from alphastomics.tl._reconstruct import reconstruct
 from alphastomics.tl._scores import cluster_scores
 
@@ -185,7 +186,7 @@ def _embedding_scores(model: AlphaSTomics, query: AnnData, label_key: str, *, se
     """Scores of k-means clusters of the embeddings, as many clusters as there are labels."""
     labeled = query.copy()
     k = max(1, int(query.obs[label_key].nunique()))
-    latent = model.get_latent_representation(query)
+    latent = model.get_latent_representation(without_cell_types(query, model))
     means = KMeans(min(k, len(latent)), n_init=KMEANS_STARTS, random_state=seed)
     labeled.obs[CLUSTERS] = means.fit_predict(latent).astype(str)
     table = cluster_scores(labeled, CLUSTERS, label_key=label_key, copy=True, **_library(model.schema))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from numbers import Integral
 from typing import TYPE_CHECKING
 
+import anndata as ad
 from sklearn.neighbors import NearestNeighbors
 
 if TYPE_CHECKING:
@@ -18,13 +19,25 @@ if TYPE_CHECKING:
 def nearest_cells(adata: AnnData, source: AnnData, model: AlphaSTomics, n_neighbors: int) -> NDArray[np.int64]:
     """Rows of `source` whose embeddings are nearest to those of the cells of `adata`, (n_cells, n_neighbors), nearest first.
 
-    The embedding is that of ``layer="encoder"``: it depends on the expression of a cell alone. Positions are not read.
+    The embedding is that of ``layer="encoder"``: it depends on the expression of a cell alone. Positions and cell types are not read.
     """
     if not isinstance(n_neighbors, Integral) or not 1 <= n_neighbors <= source.n_obs:
         raise ValueError(
             f"n_neighbors={n_neighbors!r} must be between 1 and {source.n_obs}, the number of cells of source; "
             "pass another number"
         )
-    known, wanted = (model.get_latent_representation(cells, layer="encoder") for cells in (source, adata))
+    known, wanted = (
+        model.get_latent_representation(without_cell_types(cells, model), layer="encoder") for cells in (source, adata)
+    )
     index: NDArray[np.int64] = NearestNeighbors(n_neighbors=n_neighbors).fit(known).kneighbors(wanted)[1]
     return index
+
+
+def without_cell_types(adata: AnnData, model: AlphaSTomics) -> AnnData:
+    """Cells whose cell types a model cannot read, so that embeddings do not depend on labels; arrays are shared."""
+    key = model.schema.cell_type_key
+    if key is None or key not in adata.obs:
+        return adata
+    return ad.AnnData(
+        X=adata.X, obs=adata.obs.drop(columns=key), var=adata.var, obsm=dict(adata.obsm), layers=dict(adata.layers)
+    )

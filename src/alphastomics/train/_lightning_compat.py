@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher, _SubprocessScriptLauncher
 from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
 from scvi.model._utils import parse_device_args
 
+from alphastomics._rank import local_rank
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
     from lightning.pytorch.strategies import Strategy
 
 # Starts processes by fork or spawn and returns their results. Replace when Lightning exports its launchers.
@@ -24,12 +26,15 @@ MultiProcessingLauncher = _MultiProcessingLauncher
 
 
 def parse_devices(accelerator: str, devices: int | list[int] | str) -> tuple[torch.device, int]:
-    """First device and number of devices of the arguments ``accelerator`` and ``devices``.
+    """Device of this process and number of devices of the arguments ``accelerator`` and ``devices``.
 
     Replace when Lightning resolves devices without constructing a ``Trainer``, which logs and chooses a strategy.
     """
     kind, chosen, device = parse_device_args(accelerator=accelerator, devices=devices, return_device="torch")
-    return device, len(_AcceleratorConnector(accelerator=kind, devices=chosen)._parallel_devices)
+    parallel = _AcceleratorConnector(accelerator=kind, devices=chosen)._parallel_devices
+    if device.type == "cuda" and local_rank() < len(parallel):
+        device = torch.device(parallel[local_rank()])
+    return device, len(parallel)
 
 
 class ScriptLauncher(_SubprocessScriptLauncher):

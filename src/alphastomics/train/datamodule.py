@@ -16,6 +16,7 @@ from alphastomics.data import Augmentation, ContextDataset
 from alphastomics.data._batch import RawBatch, encode_batch
 from alphastomics.data._encode import Encoder
 from alphastomics.data._loaders import ContextLoader
+from alphastomics.data._views import SomeSlices
 from alphastomics.train.distributed.processes import group_index
 from alphastomics.train.draws import TRAINING, VALIDATION
 
@@ -89,7 +90,7 @@ class ContextDataModule(pl.LightningDataModule):
         self._validation_loader: ContextLoader | None = None
         self._position = {"epoch": 0, "batch": 0}
         names = [cells.name for cells in source.slices]
-        held_out = _held_out(names, validation_size) if validation is None else []
+        held_out = held_out_names(names, validation_size) if validation is None else []
         common: dict[str, Any] = {"context_size": context_size, "kind": kind, "seed": seed, "targets": targets}
         self.train_set = ContextDataset(
             source, augmentation=augmentation, slices=[name for name in names if name not in held_out], **common
@@ -196,7 +197,15 @@ def check_sizes(context_size: int, batch_size: int, micro_batch_size: int | None
         raise ValueError(f"micro_batch_size={micro_batch_size} must be at least 1 cell")
 
 
-def _held_out(names: list[str], validation_size: float | None) -> list[str]:
+def training_slices(source: CellSource, validation_size: float | None) -> CellSource:
+    """The slices of a source that are not held out for validation."""
+    names = [cells.name for cells in source.slices]
+    held_out = held_out_names(names, validation_size)
+    part: CellSource = SomeSlices(source, [i for i, name in enumerate(names) if name not in held_out])
+    return part if held_out else source
+
+
+def held_out_names(names: list[str], validation_size: float | None) -> list[str]:
     """The last slices by name: their share rounded, with at least one slice on each side."""
     if not validation_size:
         return []

@@ -34,7 +34,7 @@ def default_augmentation(schema: TissueSchema, n_cells: int) -> Augmentation:
     if not schema.is_detected:
         return Augmentation(gene_dropout=0.2, composition=COMPOSITION)
     gene_dropout, gene_noise = (0.8, 0.4) if n_cells < FEW_CELLS else (0.5, 0.2)
-    thinning = 0.0 if schema.value_kind == "log-normalized" else 0.9
+    thinning = 0.9 if schema.value_kind in (None, "counts", "binary") else 0.0
     return Augmentation(gene_dropout=gene_dropout, thinning=thinning, gene_noise=gene_noise, composition=COMPOSITION)
 
 

@@ -22,7 +22,7 @@ import torch
 
 from alphastomics.chains.fape import chain_losses
 from alphastomics.config import ModelConfig
-from alphastomics.diffusion.geometry import align
+from alphastomics.diffusion.geometry import align, center
 from alphastomics.diffusion.losses import (
     aligned_error,
     by_features,
@@ -143,7 +143,7 @@ class Objective(ForwardProcess):
         mask = batch.mask
         x_0_pos = self.predicted_position(output.position, mask)
         losses = self._position_losses(x_0_pos, output.latent, noised, mask, draws, purpose)
-        if self.config.lambda_fape and self.spacing:
+        if self.config.lambda_fape and self.spacing and batch.sequence.shape[-1]:
             index = batch.sequence[..., 0]
             true = torch.where(
                 (noised.t_pos < 1)[:, None, None], noised.x_pos, align(noised.x_pos, x_0_pos.detach(), mask)
@@ -179,7 +179,8 @@ class Objective(ForwardProcess):
             # Clean inputs are thinned by this gain; noisy expression is not.
             gain = torch.where(t > 0, 1.0, (1 - batch.dropout).sqrt())[:, None, None]
             losses["masked"] = mean_squared_error(x_0, noised.x_expr * gain, mask, entries=masked)
-            positions = mean_squared_error(x_0_pos, noised.x_pos, mask, entries=noised.masks.position)
+            x_pos = noised.x_pos if self.shared_frame else center(noised.x_pos, mask)  # as the prediction is
+            positions = mean_squared_error(x_0_pos, x_pos, mask, entries=noised.masks.position)
             losses["masked"] = losses["masked"] + positions
         return losses
 

@@ -52,12 +52,12 @@ def learning_rate_factor(config: PlanConfig, step: int, progress: float) -> floa
     return warm * (config.final_lr + (1 - config.final_lr) * DECAYS[config.lr_schedule](progress))
 
 
-def override_rate(checkpoint: dict[str, Any], config: PlanConfig) -> None:
-    """Write the learning rate of ``config`` to a checkpoint, so that a training can be resumed at a lower rate."""
+def override_settings(checkpoint: dict[str, Any], config: PlanConfig, *, fused: bool) -> None:
+    """Write settings of the optimizer to a checkpoint, so that a training can be resumed at a lower rate and on another device."""
     new = config.lr
     for state, schedule in zip(checkpoint["optimizer_states"], checkpoint["lr_schedulers"], strict=True):
         (group,), (old,) = state["param_groups"], schedule["base_lrs"]
-        schedule["base_lrs"] = [new]
+        group["fused"], schedule["base_lrs"] = fused, [new]
         if new != old:
             group["lr"], group["initial_lr"] = group["lr"] * new / old, new
 

@@ -31,7 +31,7 @@ from alphastomics.train.optimization import (
     gradient_norm,
     learning_rate_factor,
     make_optimizer,
-    override_rate,
+    override_settings,
 )
 from alphastomics.train.timesteps import keyed_rng
 
@@ -166,7 +166,7 @@ class TrainingPlan(pl.LightningModule):
         self._elapsed = checkpoint["elapsed_seconds"]
         self.statistics_epoch = checkpoint.get("last_look", -1)
         self.objective.load.last = checkpoint.get("expert_load")
-        override_rate(checkpoint, self.config)
+        override_settings(checkpoint, self.config, fused=not self._has_scaler)
 
     # -- Steps ---------------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from alphastomics.train.callbacks import History, MicroBatches
 from alphastomics.train.checkpoint import LastCheckpoint, checkpoint_path
 from alphastomics.train.cross_fit import SHARE, TIME_SHARE, cross_fit
 from alphastomics.train.curriculum import make_curriculum
+from alphastomics.train.datamodule import training_slices
 from alphastomics.train.defaults import default_augmentation, default_steps
 from alphastomics.train.distributed.devices import (
     check_cublas_workspace,
@@ -108,7 +109,7 @@ class TrainingSession:
         self.device = device_of(accelerator, devices)
         # Processes cannot be forked after CUDA was initialized, so a subprocess queries the GPU.
         self._query_device = run_in_subprocess if is_forked(strategy) and self.device.type == "cuda" else run_inline
-        self.precision = self._query_device(lambda: resolve_precision(precision))
+        self.precision = self._query_device(lambda: resolve_precision(precision, self.device))
         self.trainer_kwargs = {**trainer_kwargs, "strategy": strategy, "precision": self.precision}
         check_cublas_workspace(trainer_kwargs.get("deterministic"), self.device)
         if arguments.masking is not None and not module.config.mask_tokens:
@@ -191,6 +192,11 @@ class TrainingSession:
             )
         self.max_epochs = self.trainer_kwargs["max_epochs"] = max_epochs
 
+    @property
+    def trained_source(self) -> CellSource:
+        """The slices of the reference that are not held out for validation."""
+        return training_slices(self.source, self.validation_size)
+
     def cross_fit(self, score: Callable[[Denoiser, tuple[SliceCells, ...]], PlacementScores | None]) -> CrossFit:
         """Train a second network without a part of the reference, and end the training where its score would no longer rise.
 
@@ -200,7 +206,7 @@ class TrainingSession:
         limits, kwargs, placed = self._step_limits(), self.trainer_kwargs, PLACED[self.mode]
         second = cross_fit(
             self.module,
-            self.source,
+            self.trained_source,
             diffusion=self.diffusion,
             plan=PlanConfig(**{n: v for n, v in self.plan_arguments.items() if n in settings_of(PlanConfig)}),
             augmentation=self.datamodule.train_set.augmentation,

@@ -42,9 +42,11 @@ def train_for_steps(
         n_contexts=n_contexts,
         rate_factor=lambda step: learning_rate_factor(plan, step, step / n_steps),
     )
-    for _ in islice(steps, n_steps):
-        pass
-    objective.module.eval()
+    try:
+        for _ in islice(steps, n_steps):
+            pass
+    finally:
+        objective.module.eval()
 
 
 def training_steps(

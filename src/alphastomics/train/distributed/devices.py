@@ -40,7 +40,7 @@ REPEATABLE = (":4096:8", ":16:8")  # workspaces with which cuBLAS is determinist
 def device_of(
     accelerator: str = TrainerConfig.accelerator, devices: int | list[int] | str = TrainerConfig.devices
 ) -> torch.device:
-    """The first device that :class:`lightning.pytorch.Trainer` would use.
+    """The device that :class:`lightning.pytorch.Trainer` would use in this process, the first one unless it is one of several.
 
     Raises
     ------
@@ -71,11 +71,21 @@ def _parsed(accelerator: str, devices: int | list[int] | str) -> tuple[torch.dev
         ) from error
 
 
-def resolve_precision(precision: str | int) -> str | int:
-    """Resolve ``"auto"`` to bfloat16 if the hardware has matrix products of it, else to 32 bits; others are unchanged."""
+def resolve_precision(precision: str | int, device: torch.device) -> str | int:
+    """Resolve ``"auto"`` to bfloat16 if the device has matrix products of it, else to 32 bits; others are unchanged.
+
+    Raises
+    ------
+    ValueError
+        If the weights would not be in 32 bits, in which placements are computed.
+    """
     if precision != "auto":
+        if str(precision) == "64" or (str(precision).endswith("-true") and precision != "32-true"):
+            raise ValueError(
+                f"precision={precision!r} is not supported, because weights are in 32 bits; pass '32-true', 'bf16-mixed' or '16-mixed'"
+            )
         return precision
-    if torch.cuda.is_available():
+    if device.type == "cuda":
         return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
     # Without AMX a CPU multiplies no faster in 16 bits than in 32, and conversions cost time.
     return "bf16-mixed" if has_amx() else "32-true"

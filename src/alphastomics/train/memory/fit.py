@@ -276,7 +276,7 @@ def fits_in_memory(config: DenoiserConfig, n_cells: int, **arguments: Any) -> bo
     """Whether a training step with one context of ``n_cells`` cells fits into the free memory, if needed with recompute."""
     with torch.random.fork_rng(devices=[]):
         module = Denoiser(config)
-    arguments = {"precision": resolve_precision("auto"), **arguments}
+    arguments = {"precision": resolve_precision("auto", device_of()), **arguments}
     return _make_fitter(module, None, "auto", "auto", "auto", False, arguments).fits(n_cells)
 
 
