@@ -158,7 +158,7 @@ class RawBatch(NamedTuple):
     shift: torch.Tensor
 
 
-def collate_raw(contexts: Sequence[RawContext], draw: Callable[[Batch], Draws] | None = None) -> RawBatch:
+def collate_raw(contexts: Sequence[RawContext], draw: Callable[[Batch], Draws] | None) -> RawBatch:
     """Pad contexts to the longest and stack them, as :func:`collate` does, and ``draw`` the random numbers of a training step."""
     raw = _stack_one(contexts[0]) if len(contexts) == 1 and len(contexts[0].factor) else _stack(contexts)
     return raw if draw is None else raw._replace(batch=raw.batch._replace(draws=draw(raw.batch)))

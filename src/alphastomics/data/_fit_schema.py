@@ -52,7 +52,6 @@ def fit_schema(
     frame: Frame = SetupConfig.frame,
     sequence_key: str | None = None,
     transform: str = SetupConfig.transform,
-    missing_positions: bool = False,
 ) -> TissueSchema:
     """Fit the schema of a tissue to its reference cells.
 
@@ -80,8 +79,6 @@ def fit_schema(
     transform
         ``"auto"``, ``"log1p"`` or ``"none"``; ``"auto"`` is ``"log1p"`` if and only if the values are counts, see
         :mod:`alphastomics.data._values`; the kind of the values is logged.
-    missing_positions
-        Whether cells may have NaN positions. Such cells are not reference cells and are ignored.
 
     Returns
     -------
@@ -102,18 +99,16 @@ def fit_schema(
     check_in_memory(adata)
     check_choice("frame", frame, ("slice", "shared"))
     genes = check_genes(adata.var_names)
-    position = read_position(adata, position_key, missing=missing_positions)
+    position = read_position(adata, position_key, missing=False)
     slice_key = resolve_slice_key(adata, slice_key)
     cell_types = categories(adata, cell_type_key, "cell_type_key")
     if sequence_key is not None:
         read_sequence(adata, sequence_key)
-    placed: NDArray[np.bool_] = np.all(np.isfinite(position), axis=1)
-    if not placed.any():
+    if not adata.n_obs:
         raise ValueError(
             f'no cell of the reference has a position in obsm["{position_key}"]; pass cells with positions.'
         )
-    slices = [(name, rows[placed[rows]]) for name, rows in slice_rows(adata, slice_key)]
-    groups = [(name, position[rows]) for name, rows in slices if len(rows)]
+    groups = [(name, position[rows]) for name, rows in slice_rows(adata, slice_key)]
     plane = find_plane(groups, frame, position_key)
     if plane is not None:
         groups = [(name, np.delete(points, plane[0], axis=1)) for name, points in groups]
@@ -128,8 +123,8 @@ def fit_schema(
             "Cells are placed more accurately by counts than by their logarithms; pass layer=… if a layer holds the counts, or restore "
             "them with alphastomics.pp.restore_counts."
         )
-    library_size, share, mean, gene_scale = _fit_expression(matrix, np.flatnonzero(placed), chosen)
-    logger.info("%d reference cells, %d genes (%s), %d slices", placed.sum(), len(genes), chosen, len(extents))
+    library_size, share, mean, gene_scale = _fit_expression(matrix, chosen)
+    logger.info("%d reference cells, %d genes (%s), %d slices", adata.n_obs, len(genes), chosen, len(extents))
     return TissueSchema(
         genes=genes,
         transform=chosen,
@@ -224,34 +219,31 @@ def fit_spacing(extents: Mapping[str, Extent]) -> float:
 
 
 def _fit_expression(
-    matrix: Matrix, reference: NDArray[np.int64], transform: ResolvedTransform
+    matrix: Matrix, transform: ResolvedTransform
 ) -> tuple[float | None, NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Median library size, share, mean and floored standard deviation of the genes over the reference cells."""
-    n_genes = matrix.shape[1]
-    moments = Moments(n_genes)
+    n_cells, n_genes = matrix.shape
+    cells, moments = np.arange(n_cells), Moments(n_genes)
     if transform == "none":
-        for rows in row_blocks(reference, n_genes):
+        for rows in row_blocks(cells, n_genes):
             moments.add(canonical(matrix[rows]))
         _check_variation(moments)
         return None, np.empty(0), moments.mean, floor_scale(moments.sd)
-    sizes, totals = _depth(matrix, reference)
+    sizes, totals = _depth(matrix, cells)
     library_size = float(np.median(sizes[sizes > 0]))
-    done = 0
-    for rows in row_blocks(reference, n_genes):
-        block = canonical(matrix[rows])
-        size = sizes[done : done + len(rows)]
+    for rows in row_blocks(cells, n_genes):
+        block, size = canonical(matrix[rows]), sizes[rows]
         factor = np.divide(library_size, size, out=np.ones(len(rows)), where=size > 0)
         block.data = np.log1p(block.data * np.repeat(factor, np.diff(block.indptr)))
         moments.add(block)
-        done += len(rows)
     _check_variation(moments)
     return library_size, totals / totals.sum(), moments.mean, floor_scale(moments.sd)
 
 
-def _depth(matrix: Matrix, reference: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _depth(matrix: Matrix, cells: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Library sizes of the reference cells and totals of the genes."""
     sizes, totals = [], np.zeros(matrix.shape[1])
-    for rows in row_blocks(reference, matrix.shape[1]):
+    for rows in row_blocks(cells, matrix.shape[1]):
         block = canonical(matrix[rows])
         sizes.append(row_sums(block))
         totals += np.bincount(block.indices, weights=block.data, minlength=matrix.shape[1])
