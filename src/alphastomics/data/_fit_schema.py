@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.spatial import KDTree
 
 from alphastomics.config import SetupConfig
+from alphastomics.config._setting import check_names
 from alphastomics.data._checks import (
     check_choice,
     check_genes,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
-    from alphastomics.config import Frame
     from alphastomics.data._schema import ResolvedTransform
 
 logger = logging.getLogger(__name__)
@@ -42,17 +42,7 @@ _ROUNDING = 1e-6  # of a standard deviation, relative to the mean
 _RADIUS_RATIO = 5.0  # of the largest slice to the smallest, above which a warning is issued
 
 
-def fit_schema(
-    adata: AnnData,
-    *,
-    layer: str | None = None,
-    position_key: str = SetupConfig.position_key,
-    slice_key: str | None = None,
-    cell_type_key: str | None = None,
-    frame: Frame = SetupConfig.frame,
-    sequence_key: str | None = None,
-    transform: str = SetupConfig.transform,
-) -> TissueSchema:
+def fit_schema(adata: AnnData, **setup: Any) -> TissueSchema:
     """Fit the schema of a tissue to its reference cells.
 
     The matrix is read in blocks of rows; moments are float64 and have the same bits for CSR, CSC, dense, integer and
@@ -62,23 +52,8 @@ def fit_schema(
     ----------
     adata
         The reference, in memory.
-    layer
-        Key of expression in ``layers``; ``X`` when None.
-    position_key
-        Key of positions in ``obsm``, shape (n, 2) or (n, 3). One of three columns that is constant is left out, see
-        :class:`TissueSchema`.
-    slice_key
-        Key of slices in ``obs``. When None, slices are ``obs["slice_id"]`` if it exists, else all cells are one slice;
-        the choice is logged.
-    cell_type_key
-        Key of labels in ``obs``; no labels when None.
-    frame
-        ``"slice"`` or ``"shared"``, see :class:`TissueSchema`.
-    sequence_key
-        Key of an order of the cells in ``obs``; no order when None.
-    transform
-        ``"auto"``, ``"log1p"`` or ``"none"``; ``"auto"`` is ``"log1p"`` if and only if the values are counts, see
-        :mod:`alphastomics.data._values`; the kind of the values is logged.
+    **setup
+        Fields of :class:`~alphastomics.config.SetupConfig`. The slices and the kind of the values are logged.
 
     Returns
     -------
@@ -88,6 +63,8 @@ def fit_schema(
     ------
     KeyError
         If a named key is missing.
+    TypeError
+        If an argument is unknown.
     ValueError
         If values, positions or slices are invalid; the message names them and a remedy.
 
@@ -97,11 +74,14 @@ def fit_schema(
         If the radii of the slices differ more than fivefold, or slices adjoin each other as fields of view do.
     """
     check_in_memory(adata)
+    check_names(setup, SetupConfig)
+    setup = vars(SetupConfig()) | setup
+    frame, position_key, sequence_key = setup["frame"], setup["position_key"], setup["sequence_key"]
     check_choice("frame", frame, ("slice", "shared"))
     genes = check_genes(adata.var_names)
     position = read_position(adata, position_key, missing=False)
-    slice_key = resolve_slice_key(adata, slice_key)
-    cell_types = categories(adata, cell_type_key, "cell_type_key")
+    slice_key = resolve_slice_key(adata, setup["slice_key"])
+    cell_types = categories(adata, setup["cell_type_key"], "cell_type_key")
     if sequence_key is not None:
         read_sequence(adata, sequence_key)
     if not adata.n_obs:
@@ -116,7 +96,7 @@ def fit_schema(
     scale, center = fit_frame(extents, frame)
     if slice_key is not None and frame == "slice":
         _check_tiles([points for _, points in groups], fit_spacing(extents), slice_key)
-    matrix, chosen, values = read_expression(adata, layer, transform)
+    matrix, chosen, values = read_expression(adata, setup["layer"], setup["transform"])
     log_kind("the reference", values, chosen)
     if values.kind == "log-normalized":
         logger.warning(
@@ -127,25 +107,19 @@ def fit_schema(
     logger.info("%d reference cells, %d genes (%s), %d slices", adata.n_obs, len(genes), chosen, len(extents))
     return TissueSchema(
         genes=genes,
-        transform=chosen,
         library_size=library_size,
         gene_mean=tuple(mean.tolist()),
         gene_scale=tuple(gene_scale.tolist()),
         gene_share=tuple(share.tolist()),
-        frame=frame,
         n_dims=groups[0][1].shape[1],
         scale=scale,
         spacing=fit_spacing(extents),
         center=center,
         slices=tuple(extents),
         cell_types=cell_types,
-        position_key=position_key,
-        slice_key=slice_key,
-        cell_type_key=cell_type_key,
-        layer=layer,
-        sequence_key=sequence_key,
         value_kind=values.kind,
         plane=plane,
+        **(setup | {"slice_key": slice_key, "transform": chosen}),
     )
 
 
