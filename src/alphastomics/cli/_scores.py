@@ -20,8 +20,9 @@ from sklearn.decomposition import PCA
 from sklearn.neighbors import KNeighborsRegressor
 
 from alphastomics import _keys
+from alphastomics._io._atomic import write_json
 from alphastomics._io._errors import format_names
-from alphastomics.cli._output import write_json
+from alphastomics._io._json import to_plain
 from alphastomics.metrics import rigid_align
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ def _score(model: AlphaSTomics, cells: AnnData, *, random_state: int) -> pd.Data
 
 def write_scores(path: Path, table: pd.DataFrame) -> None:
     """Write the scores of every slice as JSON."""
-    write_json(path, {name: part.droplevel(0).to_dict(orient="index") for name, part in table.groupby(level=0)})
+    scores = {name: part.droplevel(0).to_dict(orient="index") for name, part in table.groupby(level=0)}
+    write_json(path, to_plain(scores))
 
 
 def knn_positions(query: AnnData, reference: AnnData) -> Array:
