@@ -27,6 +27,7 @@ import torch
 
 from alphastomics._io._errors import describe_error
 from alphastomics.nn import Denoiser, count_parameters
+from alphastomics.train.callbacks import GIB
 from alphastomics.train.datamodule import check_sizes
 from alphastomics.train.distributed.devices import count_devices, device_of, resolve_precision, usable_memory
 from alphastomics.train.memory.estimate import AUTOCAST, MemoryEstimate, estimate_training
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-GIB = 2**30
 PER_PARAMETER, PER_VALUE, PER_CELL = 40, 1000, 100_000  # bytes of the bound
 LARGE = 8192  # cells on a device above which an estimate takes no longer than a few steps
 REMEDY = "; pass context_size= with fewer cells, context_size='auto', or a larger memory_budget="
