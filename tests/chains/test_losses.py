@@ -7,7 +7,11 @@ import torch
 
 from alphastomics.chains import chain_fape, synthetic_chains
 from alphastomics.chains.fape import CLAMP, chain_losses
+from alphastomics.config import PlanConfig
+from alphastomics.data import AnnDataSource, ContextDataset, collate, fit_schema
 from alphastomics.model import AlphaSTomics
+from alphastomics.nn import Denoiser, DenoiserConfig
+from alphastomics.train.objective import Objective
 
 
 @pytest.fixture(scope="module")
@@ -25,36 +29,38 @@ def chain():
     return x, x + torch.randn(x.shape), mask, place
 
 
-def test_loss_is_the_score_that_fades_with_the_timestep(chain):
+def test_loss_is_the_score(chain):
     x, predicted, mask, place = chain
-    losses = chain_losses(predicted, x, torch.tensor([0.25, 0.5]), mask, place, 3.8)
-    for b, trust in enumerate((0.75, 0.5)):
-        real = mask[b]
-        score = chain_fape(x[b, real], predicted[b, real], place[b, real].long())
-        assert losses[b].item() == pytest.approx(trust * score, rel=1e-4)
+    losses = chain_losses(predicted, x, mask, place, 3.8)
+    for loss, true, found, real, index in zip(losses, x, predicted, mask, place, strict=True):
+        score = chain_fape(true[real], found[real], index[real].long())
+        assert loss.item() == pytest.approx(score, rel=1e-4)
     assert CLAMP * 3.8 == pytest.approx(10)
 
 
-def test_clean_positions_have_no_loss_and_absent_ones_the_whole(chain):
-    x, predicted, mask, place = chain
-    clean, absent = chain_losses(predicted, x, torch.tensor([0.0, 1.0]), mask, place, 3.8).tolist()
-    assert clean == 0
-    whole = chain_fape(x[1, mask[1]], predicted[1, mask[1]], place[1, mask[1]].long())
-    assert absent == pytest.approx(whole, rel=1e-4)
+def test_positions_that_are_an_input_have_no_loss_and_absent_ones_have():
+    adata = synthetic_chains(n_chains=6, random_state=0)
+    source = AnnDataSource(adata, fit_schema(adata, sequence_key="residue", frame="shared"), positions=True)
+    dataset = ContextDataset(source, context_size=100, seed=0, targets=True)
+    batch = collate([dataset[i] for i in range(len(dataset))])
+    network = Denoiser(DenoiserConfig(n_genes=20, n_dims=3, d_model=16, n_layers=1, n_heads=2, sequence=True))
+    objective = Objective(network, PlanConfig(lambda_fape=1.0), mode="any", shared_frame=True, spacing=0.1)
+    t = objective.draw(batch).t_pos
+    assert set(t.tolist()) == {0, 1}
+    assert torch.equal(objective.losses(batch)["fape"] > 0, t == 1)
 
 
 def test_a_straight_prediction_has_a_loss(chain):
     x, _, mask, place = chain
     straight = place[..., None] * torch.tensor([3.8, 0.0, 0.0])
-    assert bool((chain_losses(straight, x, torch.full((2,), 0.5), mask, place, 3.8) > 0.2).all())
+    assert bool((chain_losses(straight, x, mask, place, 3.8) > 0.4).all())
 
 
 def test_gradient_leads_to_right_handed_helices(chain):
     x, predicted, mask, place = chain
     mirrored = (x * torch.tensor([1.0, 1.0, -1.0])).requires_grad_()
-    t = torch.full((2,), 0.5)
-    assert bool((chain_losses(mirrored, x, t, mask, place, 3.8) > 0.025).all())  # distances alone are equal for both
-    chain_losses(predicted.requires_grad_(), x, t, mask, place, 3.8).sum().backward()
+    assert bool((chain_losses(mirrored, x, mask, place, 3.8) > 0.05).all())  # distances alone are equal for both
+    chain_losses(predicted.requires_grad_(), x, mask, place, 3.8).sum().backward()
     assert bool(predicted.grad[mask].isfinite().all())
     assert bool((predicted.grad[mask].abs().sum(1) > 0).any())
 

@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from alphastomics._io._atomic import replacing
-from alphastomics.cli._output import number, prepare_file, to_text, write_json
+from alphastomics._io._atomic import replacing, write_json
+from alphastomics._io._json import to_plain
+from alphastomics.cli._output import number, prepare_file, to_text
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):
@@ -33,7 +34,8 @@ def test_the_folder_of_a_file_is_made(tmp_path):
 
 
 def test_undefined_scores_are_null(tmp_path):
-    write_json(tmp_path / "s.json", {"a": {"n": 3, "x": np.float64(0.1), "y": float("nan"), "z": -np.inf}})
+    scores = {"a": {"n": 3, "x": np.float64(0.1), "y": float("nan"), "z": -np.inf}}
+    write_json(tmp_path / "s.json", to_plain(scores))
     assert json.loads((tmp_path / "s.json").read_text()) == {"a": {"n": 3, "x": 0.1, "y": None, "z": None}}
 
 

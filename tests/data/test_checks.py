@@ -38,20 +38,6 @@ def test_given_keys_must_exist(make_adata: Make, argument: str) -> None:
         fit_schema(make_adata(), **{argument: "nowhere"})
 
 
-def test_missing_positions_are_not_reference(make_adata: Make) -> None:
-    adata = make_adata()
-    absent = np.arange(adata.n_obs) % 3 == 0
-    adata.obsm["spatial"][absent, 1] = np.nan
-    schema = fit_schema(adata, missing_positions=True)
-    assert schema == fit_schema(adata[~absent])
-    whole = adata.obs["slice_id"].to_numpy() == "s1"
-    adata.obsm["spatial"][whole] = np.nan
-    assert fit_schema(adata, missing_positions=True).slices == ("s0",)
-    adata.obsm["spatial"][:] = np.nan
-    with pytest.raises(ValueError, match="position"):
-        fit_schema(adata, missing_positions=True)
-
-
 @pytest.mark.filterwarnings("ignore:Observation names are not unique")
 def test_duplicate_cells_are_accepted(make_adata: Make) -> None:
     adata = make_adata()

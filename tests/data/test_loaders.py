@@ -84,7 +84,7 @@ def test_targets_of_a_batch_with_and_without_thinning(tissue):
     context = whole.context._replace(expression=whole.context.target)
     whole = whole._replace(context=context, factor=whole.target_factor, target_factor=None)
     expected = dataset[1].target
-    batch = ContextLoader(dataset, 2).encode(collate_raw([thinned, whole]))
+    batch = ContextLoader(dataset, 2).encode(collate_raw([thinned, whole], None))
     np.testing.assert_allclose(batch.target[1, : len(expected)], expected, rtol=1e-5, atol=1e-5)
 
 

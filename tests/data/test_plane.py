@@ -63,13 +63,6 @@ def test_rounding_errors_do_not_count(make_adata):
     assert schema.plane[1] == pytest.approx(5, abs=1e-10)
 
 
-def test_cells_without_a_position_do_not_count(make_adata):
-    adata = raised(make_adata())
-    adata.obsm["spatial"][:7] = np.nan
-    adata.obsm["spatial"][0, 2] = 1.0
-    assert fit_schema(adata, missing_positions=True).plane == (2, 5.0)
-
-
 def test_the_schema_is_restored_from_json(make_adata):
     schema = fit_schema(raised(make_adata(), 0.1))
     values = json.loads(json.dumps(schema.to_dict()))

@@ -79,7 +79,7 @@ def test_held_out_slices_do_not_depend_on_their_order():
 
 @pytest.mark.parametrize("nothing", [None, 0, 0.0])
 def test_by_default_nothing_is_held_out(source, nothing):
-    datamodule = ContextDataModule(source, validation_size=nothing)
+    datamodule = ContextDataModule(source, batch_size=100, context_size=40, validation_size=nothing)
     assert list(datamodule.val_dataloader()) == []
     assert slices_of(raw.batch for raw in datamodule.train_dataloader()) == {0, 1, 2}
 
@@ -87,15 +87,15 @@ def test_by_default_nothing_is_held_out(source, nothing):
 def test_invalid_arguments_raise(source):
     for share in (-0.1, 1.0, 1.5):
         with pytest.raises(ValueError, match=f"validation_size={share}"):
-            ContextDataModule(source, validation_size=share)
+            ContextDataModule(source, batch_size=100, context_size=40, validation_size=share)
     with pytest.raises(ValueError, match="validation_size"):
         _held_out(["a"], 0.1)
     with pytest.raises(ValueError, match="batch_size=0"):
-        ContextDataModule(source, batch_size=0)
+        ContextDataModule(source, batch_size=0, context_size=40)
 
 
 def test_validation_is_not_augmented_and_never_changes(source):
-    datamodule = ContextDataModule(source, context_size=40, validation_size=0.3)
+    datamodule = ContextDataModule(source, batch_size=100, context_size=40, validation_size=0.3)
     first = [raw.batch for raw in datamodule.val_dataloader()]
     datamodule.set_epoch(3)
     for one, (other, *_) in zip(first, datamodule.val_dataloader(), strict=True):

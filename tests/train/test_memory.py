@@ -26,7 +26,7 @@ from alphastomics.train.memory.estimate import (
     estimate_training,
     fake_tensors,
 )
-from alphastomics.train.memory.recompute import RecomputePolicy
+from alphastomics.train.memory.fit import MemoryFitter
 
 DEPTH = 6
 CONFIG = DenoiserConfig(n_genes=100, n_dims=2, n_layers=DEPTH)
@@ -339,17 +339,14 @@ def resident() -> int:
 
 
 @pytest.mark.slow
-def test_the_policy_takes_the_smallest_number_of_blocks_that_fits() -> None:
+def test_the_fitter_takes_the_smallest_number_of_blocks_that_fits() -> None:
     """k fits, k - 1 does not, with the estimator itself."""
     config = replace(CONFIG, n_layers=4)
     curve = [estimate_training(config, n_cells=800, n_recomputed=k).peak for k in range(5)]
     assert curve == sorted(curve, reverse=True)
 
-    def peak(n: int, k: int) -> int:
-        return estimate_training(config, n_cells=n, n_recomputed=k).peak
-
     budget = (curve[2] + curve[3]) // 2
-    assert RecomputePolicy(n_blocks=4, budget=budget).choose(peak, 800) == 3
+    assert MemoryFitter(config=config, n_parameters=budget, budget=budget).fit(800, 1).n_recomputed == 3
 
 
 def test_an_estimate_prints_on_one_line() -> None:

@@ -91,12 +91,13 @@ def test_padding_values_change_nothing(make_plan, make_batch, mode):
         torch.testing.assert_close(actual[name], value, atol=1e-5, rtol=1e-4)
 
 
-def test_the_canonical_frame_does_not_depend_on_padding(make_plan, make_batch, singles):
+def test_the_canonical_frame_does_not_depend_on_padding(make_plan, make_batch, singles, monkeypatch):
     """The few cells that fix it are chosen among the cells of the context."""
+    monkeypatch.setattr("alphastomics.train.forward.FRAME_CELLS", 32)
     plan, batch = make_plan(), make_batch(n_epochs=1)
-    together = plan.objective.canonical(batch, batch.mask, cells=32)
+    together = plan.objective.canonical(batch, batch.mask)
     for i, alone in enumerate(singles(batch)):
-        expected = plan.objective.canonical(alone, alone.mask, cells=32)[0]
+        expected = plan.objective.canonical(alone, alone.mask)[0]
         torch.testing.assert_close(together[i, : len(expected)], expected, atol=1e-5, rtol=1e-4)
 
 

@@ -1,21 +1,18 @@
-"""Recomputed blocks against blocks that keep everything, and the policy against curves of memory."""
+"""Recomputed blocks against blocks that keep everything."""
 
 from __future__ import annotations
 
-from math import ceil, log2
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
 from alphastomics.nn import Denoiser, DenoiserConfig, balance_losses
 from alphastomics.nn.block import AdaptiveNorm
-from alphastomics.train.memory.recompute import RecomputePolicy, recompute
+from alphastomics.train.memory.recompute import recompute
 
 DEPTH = 4
-MIB = 2**20
 
 
 def make_denoiser(**config: Any) -> Denoiser:
@@ -143,57 +140,3 @@ def test_a_training_ends_with_the_same_weights(make_plan, fit) -> None:
 
     usual, recomputed = trained(0), trained(2)
     assert all(torch.equal(recomputed[name], value) for name, value in usual.items())
-
-
-@given(st.lists(st.integers(1, 10**6), min_size=2, max_size=40), st.floats(0, 1.1))
-def test_the_chosen_number_fits_and_one_less_does_not(falls: list[int], share: float) -> None:
-    """For any curve that falls, straight or not."""
-    depth = len(falls) - 1
-    curve = [sum(falls[k:]) for k in range(depth + 1)]
-    budget = curve[depth] + int(share * (curve[0] - curve[depth]))
-    asked: list[int] = []
-
-    def peak(n_cells: int, k: int) -> int:
-        assert n_cells == 100
-        asked.append(k)
-        return curve[k]
-
-    k = RecomputePolicy(n_blocks=depth, budget=budget).choose(peak, 100)
-    assert curve[k] <= budget
-    assert k == 0 or curve[k - 1] > budget
-    assert len(asked) <= ceil(log2(depth)) + 1 + (k == depth)
-
-
-def test_a_step_that_fits_takes_one_estimate() -> None:
-    asked: list[int] = []
-    policy = RecomputePolicy(n_blocks=12, budget=10)
-    assert policy.choose(lambda _, k: asked.append(k) or 10, 100) == 0
-    assert asked == [0]
-
-
-def test_the_error_names_what_would_fit() -> None:
-    """Memory of n cells: n MiB, and as much again where no block is recomputed."""
-    policy = RecomputePolicy(n_blocks=6, budget=3000 * MIB)
-    asked: list[tuple[int, int]] = []
-
-    def peak(n: int, k: int) -> int:
-        asked.append((n, k))
-        return n * MIB * (12 - k) // 6
-
-    assert policy.choose(peak, 2000) == 3
-    asked.clear()
-    with pytest.raises(ValueError, match=r"10,000 cells.*9.77 GiB.*6 blocks") as error:
-        policy.choose(peak, 10_000)
-    assert "2.93 GiB" in str(error.value)
-    longest = policy.longest(peak, 10_000)
-    assert f"{longest:,} cells" in str(error.value)
-    assert 3000 - 10_000 // 64 < longest <= 3000
-    assert (longest, 6) in asked
-    with pytest.raises(ValueError, match="one cell"):
-        policy.choose(lambda n, k: 2**40, 10_000)
-
-
-@pytest.mark.parametrize("wrong", [{"n_blocks": 0}, {"budget": 0}])
-def test_invalid_arguments_raise(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        RecomputePolicy(**({"n_blocks": 4, "budget": 100} | wrong))

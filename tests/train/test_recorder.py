@@ -47,9 +47,10 @@ def test_the_last_point_is_the_loss_of_the_model_that_is_kept(make_plan, fit, ba
     assert recorder.points[-1].validation_loss == pytest.approx(expected, rel=1e-5)
 
 
-def test_training_loss_is_the_mean_of_the_epochs_without_balance(make_plan, fit):
+def test_training_loss_is_the_mean_of_the_epochs_without_balance(make_plan, fit, monkeypatch):
+    monkeypatch.setattr("alphastomics.train.recorder.N_POINTS", 2)
     plan = make_plan(network=EXPERTS, moe_load_balance_loss_weight=0.5)
-    recorder = TrainingRecorder(n_points=2)
+    recorder = TrainingRecorder()
     runner = fit(plan, max_epochs=4, callbacks=[recorder])
     history = {name: table.iloc[:, 0].to_numpy() for name, table in runner.model.history_.items()}
     task = history["train_loss"] - 0.5 * history["train_balance"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from alphastomics.train.datamodule import split_batch
-from alphastomics.train.memory.recompute import largest_fitting
+from alphastomics.train.memory.fit import largest_fitting
 
 counts = st.integers(1, 500)
 

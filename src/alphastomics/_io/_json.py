@@ -1,10 +1,12 @@
-"""Strict JSON of limited size."""
+"""Strict JSON of limited size, and values as its types."""
 
 from __future__ import annotations
 
 import json
 import math
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,3 +57,18 @@ def _integer(text: str) -> int:
     if not -(2**63) <= (number := int(text)) < 2**64:
         raise ValueError(f"{text[:20]} exceeds 64 bits")
     return number
+
+
+def to_plain(value: Any) -> Any:
+    """Nested values as JSON types: arrays and tuples as lists, numpy numbers as numbers, NaN and infinity as None."""
+    if isinstance(value, dict):
+        return {str(key): to_plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(entry) for entry in value]
+    if isinstance(value, np.ndarray):
+        return to_plain(value.tolist())
+    if isinstance(value, np.generic):
+        return to_plain(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

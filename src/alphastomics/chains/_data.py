@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from numbers import Integral
 from typing import TYPE_CHECKING, Literal
 
 import anndata as ad
@@ -37,7 +36,7 @@ from scipy.optimize import brentq
 from scipy.spatial.transform import Rotation
 
 from alphastomics._keys import SLICE, SPATIAL
-from alphastomics._seed import check_seed
+from alphastomics._seed import check_counts, check_seed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -199,9 +198,9 @@ def synthetic_chains(
     ValueError
         If an argument is out of range.
     """
-    _check(n_chains=n_chains, depth=depth)
+    check_counts(n_chains=n_chains, depth=depth)
     fewest, most = n_segments
-    _check(**{"n_segments[0]": fewest})
+    check_counts(**{"n_segments[0]": fewest})
     if most < fewest:
         raise ValueError(f"n_segments={n_segments} must be (minimum, maximum)")
     if not 0 <= noise < np.inf:
@@ -216,12 +215,6 @@ def synthetic_chains(
     params["random_state"] = int(random_state)
     adata.uns["source"] = {"name": "synthetic_chains", "units": "angstrom", "X": "counts", "params": params}
     return adata
-
-
-def _check(**counts: int) -> None:
-    for name, count in counts.items():
-        if not isinstance(count, Integral) or count < 1:
-            raise ValueError(f"{name}={count!r} must be a positive integer")
 
 
 def _draw_chain(

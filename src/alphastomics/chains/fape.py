@@ -13,13 +13,11 @@ the error is invariant to rigid motions but, unlike a loss of distances, not to 
     e_1 \propto x_{i+1} - x_i, \qquad e_2 \propto u - (u \cdot e_1)\, e_1, \quad u = x_{i-1} - x_i, \qquad
     e_3 = e_1 \times e_2.
 
-The training loss :func:`chain_losses` is
+The training loss :func:`chain_losses` is this error of the prediction where positions are absent, with
 
-.. math:: L = w_t\, \operatorname{FAPE}(\hat x_0, x_0), \qquad w_t = 1 - t \;(0 < t < 1), \quad w_1 = 1, \qquad \tau = Z = \tfrac{10}{3.8}\, r
+.. math:: \tau = Z = \tfrac{10}{3.8}\, r
 
-with r the distance of consecutive points: residues are 3.8 Å apart, and the error is clamped at 10 Å. Predicted frames are
-computed from predicted points, which are unreliable at high noise: the weight of the loss falls with the timestep t. Where
-positions are absent, the prediction is their conditional mean, and the weight is 1.
+and r the distance of consecutive points: residues are 3.8 Å apart, and the error is clamped at 10 Å.
 """
 
 from __future__ import annotations
@@ -170,15 +168,13 @@ def _gram_schmidt(points: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack([e_1, e_2, torch.linalg.cross(e_1, e_2)], dim=-1), bent
 
 
-def chain_losses(predicted: Tensor, true: Tensor, t: Tensor, mask: Tensor, sequence: Tensor, spacing: float) -> Tensor:
+def chain_losses(predicted: Tensor, true: Tensor, mask: Tensor, sequence: Tensor, spacing: float) -> Tensor:
     """Training loss of each context, (B,).
 
     Parameters
     ----------
     predicted, true
-        Positions (B, N, 3) in model units; where the timestep is 1, they are of the same handedness.
-    t
-        Timestep of the positions (B,). The weight of an error is 1 - t, and 1 where positions are absent.
+        Positions (B, N, 3) in model units, of the same handedness.
     mask
         Real cells (B, N).
     sequence
@@ -186,13 +182,7 @@ def chain_losses(predicted: Tensor, true: Tensor, t: Tensor, mask: Tensor, seque
     spacing
         r, distance of consecutive points in model units.
     """
-    losses, sampled = predicted.new_zeros(len(predicted)), t > 0
-    if bool(sampled.any()):
-        x_hat, x, real = predicted[sampled], true[sampled], mask[sampled]
-        place = sequence[sampled].round().long()
-        frames_hat, frames = chain_frames(x_hat, real, index=place), chain_frames(x, real, index=place)
-        clamp = CLAMP * spacing
-        # Frames are selected by the truth, so that a straight prediction does not lower the loss.
-        error = fape(x_hat, x, real, frames_hat.axes, frames.axes, clamp=clamp, scale=clamp, frame_mask=frames.mask)
-        losses[sampled] = torch.where(t[sampled] < 1, 1 - t[sampled], 1.0) * error
-    return losses
+    place, clamp = sequence.round().long(), CLAMP * spacing
+    found, frames = (chain_frames(x, mask, index=place) for x in (predicted, true))
+    # Frames are selected by the truth, so that a straight prediction does not lower the loss.
+    return fape(predicted, true, mask, found.axes, frames.axes, clamp=clamp, scale=clamp, frame_mask=frames.mask)

@@ -6,9 +6,10 @@ import logging
 from typing import TYPE_CHECKING
 
 from alphastomics import _keys
-from alphastomics._io._atomic import replacing, write_text
+from alphastomics._io._atomic import replacing, write_json, write_text
+from alphastomics._io._json import to_plain
 from alphastomics._rank import is_first, quiet_unless_first
-from alphastomics.cli._output import number, prepare_folder, write_figure, write_h5ad, write_json
+from alphastomics.cli._output import number, prepare_folder, write_figure, write_h5ad
 from alphastomics.cli._report import write_report
 from alphastomics.config import SetupConfig
 
@@ -91,7 +92,7 @@ def write_demo(query: AnnData, table: pd.DataFrame, output_dir: Path) -> None:
     from alphastomics.pl import reconstruction
 
     write_figure(output_dir / "reconstruction.png", reconstruction(query, show=False))
-    write_json(output_dir / "scores.json", table.to_dict(orient="index"))
+    write_json(output_dir / "scores.json", to_plain(table.to_dict(orient="index")))
     write_h5ad(output_dir / "reconstruction.h5ad", query)
     write_report(
         output_dir / "report.html",

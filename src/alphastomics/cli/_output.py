@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
-import math
 import os
 import re
 import shutil
@@ -14,7 +12,7 @@ from contextlib import contextmanager
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from alphastomics._io._atomic import replacing, write_text
+from alphastomics._io._atomic import replacing
 from alphastomics._io._errors import WRITE, os_errors_for, permission_error
 from alphastomics._messages import PACKAGE, hide_others
 
@@ -127,17 +125,6 @@ def write_figure(path: Path, axes: Any) -> None:
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=150, bbox_inches="tight")
     plt.close(figure)
-
-
-def write_json(path: Path, values: Any) -> None:
-    """Write strict JSON, with null for undefined scores."""
-    write_text(path, json.dumps(_defined(values), indent=2, allow_nan=False) + "\n")
-
-
-def _defined(values: Any) -> Any:
-    if isinstance(values, dict):
-        return {name: _defined(value) for name, value in values.items()}
-    return values if math.isfinite(values) else None
 
 
 def to_text(table: pd.DataFrame) -> str:

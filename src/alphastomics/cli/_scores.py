@@ -19,8 +19,10 @@ import numpy as np
 from sklearn.decomposition import PCA
 from sklearn.neighbors import KNeighborsRegressor
 
+from alphastomics import _keys
+from alphastomics._io._atomic import write_json
 from alphastomics._io._errors import format_names
-from alphastomics.cli._output import write_json
+from alphastomics._io._json import to_plain
 from alphastomics.metrics import rigid_align
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 logger = logging.getLogger(__name__)
+
+N_NEIGHBORS, N_COMPONENTS = 25, 30  # of the regression
 
 
 def score_model(model: AlphaSTomics, cells: AnnData, *, random_state: int) -> pd.DataFrame:
@@ -91,32 +95,24 @@ def _score(model: AlphaSTomics, cells: AnnData, *, random_state: int) -> pd.Data
 
 def write_scores(path: Path, table: pd.DataFrame) -> None:
     """Write the scores of every slice as JSON."""
-    write_json(path, {name: part.droplevel(0).to_dict(orient="index") for name, part in table.groupby(level=0)})
+    scores = {name: part.droplevel(0).to_dict(orient="index") for name, part in table.groupby(level=0)}
+    write_json(path, to_plain(scores))
 
 
-def knn_positions(
-    query: AnnData,
-    reference: AnnData,
-    *,
-    position_key: str = "spatial",
-    slice_key: str = "slice_id",
-    n_neighbors: int = 25,
-    n_components: int = 30,
-) -> Array:
+def knn_positions(query: AnnData, reference: AnnData) -> Array:
     """Predict the positions (n_cells, n_dims) of query cells by regression.
 
     They are in the units of the reference, whose genes are those of the query, and in the frame of its first slice.
-    ``n_neighbors`` is at most the number of cells of a slice.
     """
     counts = [np.asarray(part.X.toarray(), dtype=np.float64) for part in (reference, query)]
     median = np.median(counts[0].sum(axis=1))
     expression = [np.log1p(x / np.maximum(x.sum(axis=1, keepdims=True), 1) * median) for x in counts]
-    pca = PCA(min(n_components, *expression[0].shape), svd_solver="covariance_eigh").fit(expression[0])
+    pca = PCA(min(N_COMPONENTS, *expression[0].shape), svd_solver="covariance_eigh").fit(expression[0])
     features, query_features = (pca.transform(x) for x in expression)
-    positions = np.array(reference.obsm[position_key], dtype=np.float64)
-    names = reference.obs[slice_key].to_numpy(dtype=str)
+    positions = np.array(reference.obsm[_keys.SPATIAL], dtype=np.float64)
+    names = reference.obs[_keys.SLICE].to_numpy(dtype=str)
     first, *others = (np.flatnonzero(names == name) for name in np.unique(names))
-    anchor = KNeighborsRegressor(min(n_neighbors, len(first))).fit(features[first], positions[first])
+    anchor = KNeighborsRegressor(min(N_NEIGHBORS, len(first))).fit(features[first], positions[first])
     for rows in others:
         positions[rows] = rigid_align(positions[rows], anchor.predict(features[rows]))[0]
-    return KNeighborsRegressor(min(n_neighbors, len(positions))).fit(features, positions).predict(query_features)
+    return KNeighborsRegressor(min(N_NEIGHBORS, len(positions))).fit(features, positions).predict(query_features)

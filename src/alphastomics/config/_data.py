@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from alphastomics import _keys
 from alphastomics.config._setting import check, setting
 
 Frame = Literal["slice", "shared"]
@@ -27,7 +28,7 @@ class KeysConfig:
     """
 
     layer: str | None = None
-    position_key: str = "spatial"
+    position_key: str = _keys.SPATIAL
     cell_type_key: str | None = None
 
 

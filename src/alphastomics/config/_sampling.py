@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from alphastomics import _keys
 from alphastomics.config._setting import check, setting
@@ -20,8 +20,8 @@ PLACED_CONTEXT = 8192  # cells; larger contexts take more time and place their c
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetConfig:
-    """Modality that is sampled, and the values that are returned.
+class DrawConfig:
+    """Modality that is sampled, the values that are returned, and the reverse process of expression.
 
     Parameters
     ----------
@@ -35,51 +35,25 @@ class TargetConfig:
     reduce
         How several samples are reduced. ``medoid``: the sample nearest to all others. ``mean``: the conditional mean. By
         default all samples are returned.
-    """
-
-    SECTION: ClassVar[str] = "sampling"
-
-    mode: SampledMode = setting("expr_to_pos", flag="--sample-mode")
-    n_cells: int | None = setting(None, ge=1, requires=("mode", "joint"))
-    inpaint: bool = setting(False, requires=_OF_A_QUERY)
-    reduce: Reduction | None = setting(None, requires=_OF_A_QUERY)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrawConfig:
-    """Number of samples, number of steps, and seed.
-
-    Parameters
-    ----------
     n_steps
         Number of network evaluations per sample of expression; 1 returns the conditional mean.
     n_samples
         Number of samples. For positions, 1 returns the placement, which is not a random draw.
     random_state
         Seed of all samples.
-    """
-
-    SECTION: ClassVar[str] = "sampling"
-
-    n_steps: int = setting(30, ge=1, requires=_OF_DIFFUSION)
-    n_samples: int = setting(1, ge=1)
-    random_state: int = setting(0, ge=0, flag="--seed")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReverseConfig:
-    """The reverse process of expression.
-
-    Parameters
-    ----------
     sampler
         Reverse step of expression.
     eta
         Noise of ``ddim``, from 0 (none) to 1 (that of ``ddpm``).
     """
 
-    SECTION: ClassVar[str] = "sampling"
-
+    mode: SampledMode = setting("expr_to_pos", flag="--sample-mode")
+    n_cells: int | None = setting(None, ge=1, requires=("mode", "joint"))
+    inpaint: bool = setting(False, requires=_OF_A_QUERY)
+    reduce: Reduction | None = setting(None, requires=_OF_A_QUERY)
+    n_steps: int = setting(30, ge=1, requires=_OF_DIFFUSION)
+    n_samples: int = setting(1, ge=1)
+    random_state: int = setting(0, ge=0, flag="--seed")
     sampler: SamplerName = setting("dpm++2m", requires=_OF_DIFFUSION)
     eta: float = setting(0.0, ge=0, le=1, requires=("sampler", "ddim"), python_only=True)
 
@@ -100,8 +74,6 @@ class PlacementConfig:
         Cells with a smaller confidence, from 0 to 1, are not placed: their position is NaN.
     """
 
-    SECTION: ClassVar[str] = "sampling"
-
     refine: bool | None = setting(None, requires=_OF_POSITIONS)
     independent: bool = setting(False, requires=_OF_POSITIONS)
     min_confidence: float = setting(0.0, ge=0, le=1, requires=_OF_POSITIONS)
@@ -118,8 +90,6 @@ class InferenceConfig:
         hardly more accurate, and 32,768 otherwise.
     """
 
-    SECTION: ClassVar[str] = "sampling"
-
     batch_size: int | None = setting(None, ge=1, python_only=True)
 
     @property
@@ -129,7 +99,7 @@ class InferenceConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingConfig(InferenceConfig, PlacementConfig, ReverseConfig, DrawConfig, TargetConfig):
+class SamplingConfig(InferenceConfig, PlacementConfig, DrawConfig):
     """Arguments of :meth:`~alphastomics.model.AlphaSTomics.sample`, except for its query.
 
     Parameters

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from alphastomics.data._draws import Draws
     from alphastomics.data._encode import Encoder
 
+# Fields of a context with a value for each cell, which are padded in a batch.
+CELL_FIELDS = ("expression", "position", "target", "local_density", "sequence", "cell_type", "rows")
+
 
 class Context(NamedTuple):
     """N cells of one slice.
@@ -90,32 +93,12 @@ class RawContext(NamedTuple):
 class Batch(NamedTuple):
     """B contexts, padded to the longest of them.
 
+    The fields of :class:`Context` have an axis of length B in front. They are 0 where padded, and `rows` is -1.
+
     Attributes
     ----------
-    expression, position
-        Shapes (B, N, G) and (B, N, D), float32, 0 where padded.
     mask
         True for real cells, shape (B, N).
-    measured, present
-        Shape (B, G), bool.
-    dropout
-        Shape (B,), float32.
-    target
-        Shape (B, N, G) or (B, N, 0), 0 where padded.
-    local_density
-        Shape (B, N, K) or (B, N, 0), 0 where padded.
-    sequence
-        Shape (B, N, 1) or (B, N, 0), 0 where padded.
-    cell_type
-        Shape (B, N), int64, 0 where unknown or padded.
-    center
-        Shape (B, D).
-    slice_index
-        Shape (B,), int64.
-    rows
-        Shape (B, N), int64, -1 where padded.
-    key
-        Shape (B, 3), int64.
     draws
         Random numbers of the training step; None if they are drawn in the step.
     """
@@ -158,7 +141,7 @@ class RawBatch(NamedTuple):
     shift: torch.Tensor
 
 
-def collate_raw(contexts: Sequence[RawContext], draw: Callable[[Batch], Draws] | None = None) -> RawBatch:
+def collate_raw(contexts: Sequence[RawContext], draw: Callable[[Batch], Draws] | None) -> RawBatch:
     """Pad contexts to the longest and stack them, as :func:`collate` does, and ``draw`` the random numbers of a training step."""
     raw = _stack_one(contexts[0]) if len(contexts) == 1 and len(contexts[0].factor) else _stack(contexts)
     return raw if draw is None else raw._replace(batch=raw.batch._replace(draws=draw(raw.batch)))
@@ -217,60 +200,38 @@ def collate(contexts: Sequence[Context]) -> Batch:
     -------
     The batch, contexts in the given order.
     """
-    n_contexts, longest = len(contexts), max(1, *(len(context.rows) for context in contexts))
+    longest = max(1, *(len(context.rows) for context in contexts))
 
-    def stack(name: str, length: int, padding: float = 0) -> torch.Tensor:
+    def stack(name: str) -> torch.Tensor:
         """Pad and stack one field, with numpy: torch would start additional threads in the threads of a loader."""
-        parts = [getattr(context, name) for context in contexts]
-        stacked = np.full((n_contexts, length, *parts[0].shape[1:]), padding, dtype=parts[0].dtype)
+        parts = [_as_array(getattr(context, name)) for context in contexts]
+        if name not in CELL_FIELDS:
+            return torch.from_numpy(np.stack(parts))
+        padding = -1 if name == "rows" else 0
+        stacked = np.full((len(parts), longest, *parts[0].shape[1:]), padding, dtype=parts[0].dtype)
         for row, part in zip(stacked, parts, strict=True):
             row[: len(part)] = part
         return torch.from_numpy(stacked)
 
-    rows = stack("rows", longest, -1)
-    return Batch(
-        expression=stack("expression", longest),
-        position=stack("position", longest),
-        mask=rows >= 0,
-        measured=torch.from_numpy(np.stack([context.measured for context in contexts])),
-        present=torch.from_numpy(np.stack([context.present for context in contexts])),
-        dropout=torch.tensor([context.dropout for context in contexts], dtype=torch.float32),
-        target=stack("target", longest),
-        local_density=stack("local_density", longest),
-        sequence=stack("sequence", longest),
-        cell_type=stack("cell_type", longest),
-        center=torch.from_numpy(np.stack([context.center for context in contexts])),
-        slice_index=torch.tensor([context.slice_index for context in contexts]),
-        rows=rows,
-        key=torch.from_numpy(np.stack([context.key for context in contexts])),
-    )
+    fields: dict[str, Any] = {name: stack(name) for name in Context._fields}
+    return Batch(**fields, mask=fields["rows"] >= 0)
 
 
 def _stack_one(raw: RawContext) -> RawBatch:
     """A batch of one context, without a copy of its cells."""
 
-    def one(values: NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(values[None])
+    def one(value: Any) -> torch.Tensor:
+        return torch.from_numpy(_as_array(value)[None])
 
-    context = raw.context
-    batch = Batch(
-        expression=one(context.expression),
-        position=one(context.position),
-        mask=one(np.ones(len(context.rows), dtype=np.bool_)),
-        measured=one(context.measured),
-        present=one(context.present),
-        dropout=one(np.asarray(context.dropout, dtype=np.float32)),
-        target=one(context.target),
-        local_density=one(context.local_density),
-        sequence=one(context.sequence),
-        cell_type=one(context.cell_type),
-        center=one(context.center),
-        slice_index=one(np.asarray(context.slice_index, dtype=np.int64)),
-        rows=one(context.rows),
-        key=one(context.key),
-    )
+    fields: dict[str, Any] = {name: one(value) for name, value in raw.context._asdict().items()}
+    batch = Batch(**fields, mask=one(np.ones(len(raw.context.rows), dtype=np.bool_)))
     target_factor = None if raw.target_factor is None else one(raw.target_factor)
     return RawBatch(batch, one(raw.factor), target_factor, one(raw.gain), one(raw.shift))
+
+
+def _as_array(value: Any) -> NDArray[Any]:
+    """A field of a context, of which numbers with decimals become float32."""
+    return np.asarray(value, dtype=np.float32 if isinstance(value, float) else None)
 
 
 def encode_batch(raw: RawBatch, encoder: Encoder) -> Batch:

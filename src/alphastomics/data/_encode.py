@@ -4,9 +4,8 @@ r"""Transform of the expression of cells to network units.
     y_g = \log(1 + f\, x_g) \;\text{or}\; x_g, \qquad
     f = T / \ell,\quad a_g = 1 / \text{scale}_g,\quad b_g = -\text{mean}_g / \text{scale}_g
 
-in the symbols of :class:`~alphastomics.data.TissueSchema`, whose :meth:`~alphastomics.data.TissueSchema.encode_expression`
-computes the same in float64 and for genes in any order. Here it is computed in float32 and in place: with numpy for rows of a
-source, with PyTorch for batches on the training device.
+in the symbols of :class:`~alphastomics.data.TissueSchema`, in float32 and in place: with numpy for rows of a source, with PyTorch
+for batches on the training device.
 """
 
 from __future__ import annotations

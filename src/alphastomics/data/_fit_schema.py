@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.spatial import KDTree
 
 from alphastomics.config import SetupConfig
+from alphastomics.config._setting import check_names
 from alphastomics.data._checks import (
     check_choice,
     check_genes,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
-    from alphastomics.config import Frame
     from alphastomics.data._schema import ResolvedTransform
     from alphastomics.data._values import ValueKind
 
@@ -43,18 +43,7 @@ _ROUNDING = 1e-6  # of a standard deviation, relative to the mean
 _RADIUS_RATIO = 5.0  # of the largest slice to the smallest, above which a warning is issued
 
 
-def fit_schema(
-    adata: AnnData,
-    *,
-    layer: str | None = None,
-    position_key: str = SetupConfig.position_key,
-    slice_key: str | None = None,
-    cell_type_key: str | None = None,
-    frame: Frame = SetupConfig.frame,
-    sequence_key: str | None = None,
-    transform: str = SetupConfig.transform,
-    missing_positions: bool = False,
-) -> TissueSchema:
+def fit_schema(adata: AnnData, **setup: Any) -> TissueSchema:
     """Fit the schema of a tissue to its reference cells.
 
     The matrix is read in blocks of rows; moments are float64 and have the same bits for CSR, CSC, dense, integer and
@@ -64,25 +53,8 @@ def fit_schema(
     ----------
     adata
         The reference, in memory.
-    layer
-        Key of expression in ``layers``; ``X`` when None.
-    position_key
-        Key of positions in ``obsm``, shape (n, 2) or (n, 3). One of three columns that is constant is left out, see
-        :class:`TissueSchema`.
-    slice_key
-        Key of slices in ``obs``. When None, slices are ``obs["slice_id"]`` if it exists, else all cells are one slice;
-        the choice is logged.
-    cell_type_key
-        Key of labels in ``obs``; no labels when None.
-    frame
-        ``"slice"`` or ``"shared"``, see :class:`TissueSchema`.
-    sequence_key
-        Key of an order of the cells in ``obs``; no order when None.
-    transform
-        ``"auto"``, ``"log1p"`` or ``"none"``; ``"auto"`` is ``"log1p"`` if and only if the values are counts, see
-        :mod:`alphastomics.data._values`; the kind of the values is logged.
-    missing_positions
-        Whether cells may have NaN positions. Such cells are not reference cells and are ignored.
+    **setup
+        Fields of :class:`~alphastomics.config.SetupConfig`. The slices and the kind of the values are logged.
 
     Returns
     -------
@@ -92,6 +64,8 @@ def fit_schema(
     ------
     KeyError
         If a named key is missing.
+    TypeError
+        If an argument is unknown.
     ValueError
         If values, positions or slices are invalid; the message names them and a remedy.
 
@@ -101,20 +75,21 @@ def fit_schema(
         If the radii of the slices differ more than fivefold, or slices adjoin each other as fields of view do.
     """
     check_in_memory(adata)
+    check_names(setup, SetupConfig)
+    setup = vars(SetupConfig()) | setup
+    frame, position_key, sequence_key = setup["frame"], setup["position_key"], setup["sequence_key"]
     check_choice("frame", frame, ("slice", "shared"))
     genes = check_genes(adata.var_names)
-    position = read_position(adata, position_key, missing=missing_positions)
-    slice_key = resolve_slice_key(adata, slice_key)
-    cell_types = categories(adata, cell_type_key, "cell_type_key")
+    position = read_position(adata, position_key, missing=False)
+    slice_key = resolve_slice_key(adata, setup["slice_key"])
+    cell_types = categories(adata, setup["cell_type_key"], "cell_type_key")
     if sequence_key is not None:
         read_sequence(adata, sequence_key)
-    placed: NDArray[np.bool_] = np.all(np.isfinite(position), axis=1)
-    if not placed.any():
+    if not adata.n_obs:
         raise ValueError(
             f'no cell of the reference has a position in obsm["{position_key}"]; pass cells with positions.'
         )
-    slices = [(name, rows[placed[rows]]) for name, rows in slice_rows(adata, slice_key)]
-    groups = [(name, position[rows]) for name, rows in slices if len(rows)]
+    groups = [(name, position[rows]) for name, rows in slice_rows(adata, slice_key)]
     plane = find_plane(groups, frame, position_key)
     if plane is not None:
         groups = [(name, np.delete(points, plane[0], axis=1)) for name, points in groups]
@@ -122,32 +97,26 @@ def fit_schema(
     scale, center = fit_frame(extents, frame)
     if slice_key is not None and frame == "slice":
         _check_tiles([points for _, points in groups], fit_spacing(extents), slice_key)
-    matrix, chosen, values = read_expression(adata, layer, transform)
+    matrix, chosen, values = read_expression(adata, setup["layer"], setup["transform"])
     log_kind("the reference", values, chosen)
     _recommend_counts(adata, values.kind)
-    library_size, share, mean, gene_scale = _fit_expression(matrix, np.flatnonzero(placed), chosen)
-    logger.info("%d reference cells, %d genes (%s), %d slices", placed.sum(), len(genes), chosen, len(extents))
+    library_size, share, mean, gene_scale = _fit_expression(matrix, chosen)
+    logger.info("%d reference cells, %d genes (%s), %d slices", adata.n_obs, len(genes), chosen, len(extents))
     return TissueSchema(
         genes=genes,
-        transform=chosen,
         library_size=library_size,
         gene_mean=tuple(mean.tolist()),
         gene_scale=tuple(gene_scale.tolist()),
         gene_share=tuple(share.tolist()),
-        frame=frame,
         n_dims=groups[0][1].shape[1],
         scale=scale,
         spacing=fit_spacing(extents),
         center=center,
         slices=tuple(extents),
         cell_types=cell_types,
-        position_key=position_key,
-        slice_key=slice_key,
-        cell_type_key=cell_type_key,
-        layer=layer,
-        sequence_key=sequence_key,
         value_kind=values.kind,
         plane=plane,
+        **(setup | {"slice_key": slice_key, "transform": chosen}),
     )
 
 
@@ -242,34 +211,31 @@ def fit_spacing(extents: Mapping[str, Extent]) -> float:
 
 
 def _fit_expression(
-    matrix: Matrix, reference: NDArray[np.int64], transform: ResolvedTransform
+    matrix: Matrix, transform: ResolvedTransform
 ) -> tuple[float | None, NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Median library size, share, mean and floored standard deviation of the genes over the reference cells."""
-    n_genes = matrix.shape[1]
-    moments = Moments(n_genes)
+    n_cells, n_genes = matrix.shape
+    cells, moments = np.arange(n_cells), Moments(n_genes)
     if transform == "none":
-        for rows in row_blocks(reference, n_genes):
+        for rows in row_blocks(cells, n_genes):
             moments.add(canonical(matrix[rows]))
         _check_variation(moments)
         return None, np.empty(0), moments.mean, floor_scale(moments.sd)
-    sizes, totals = _depth(matrix, reference)
+    sizes, totals = _depth(matrix, cells)
     library_size = float(np.median(sizes[sizes > 0]))
-    done = 0
-    for rows in row_blocks(reference, n_genes):
-        block = canonical(matrix[rows])
-        size = sizes[done : done + len(rows)]
+    for rows in row_blocks(cells, n_genes):
+        block, size = canonical(matrix[rows]), sizes[rows]
         factor = np.divide(library_size, size, out=np.ones(len(rows)), where=size > 0)
         block.data = np.log1p(block.data * np.repeat(factor, np.diff(block.indptr)))
         moments.add(block)
-        done += len(rows)
     _check_variation(moments)
     return library_size, totals / totals.sum(), moments.mean, floor_scale(moments.sd)
 
 
-def _depth(matrix: Matrix, reference: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _depth(matrix: Matrix, cells: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Library sizes of the reference cells and totals of the genes."""
     sizes, totals = [], np.zeros(matrix.shape[1])
-    for rows in row_blocks(reference, matrix.shape[1]):
+    for rows in row_blocks(cells, matrix.shape[1]):
         block = canonical(matrix[rows])
         sizes.append(row_sums(block))
         totals += np.bincount(block.indices, weights=block.data, minlength=matrix.shape[1])

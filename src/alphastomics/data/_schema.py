@@ -10,10 +10,8 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import scipy.sparse as sp
 
 from alphastomics.config import Frame  # noqa: TC001  read at run time
-from alphastomics.data._matrix import as_matrix, canonical
 from alphastomics.data._values import DESCRIPTIONS, DETECTED, ValueKind
 
 if TYPE_CHECKING:
@@ -233,81 +231,8 @@ class TissueSchema:
             raise ValueError("the measured genes have no counts in the reference; use other genes")
         return target
 
-    def encode_expression(
-        self,
-        values: sp.spmatrix | ArrayLike,
-        *,
-        columns: ArrayLike | None = None,
-        library_size: ArrayLike | None = None,
-    ) -> NDArray[np.float32]:
-        """Transform expression from user units to network units.
-
-        Parameters
-        ----------
-        values
-            Sparse or dense, shape (k, m), user units.
-        columns
-            For each of the m columns the number of its gene in `genes`, -1 for a gene that is not in the schema; None
-            when the columns are the genes in order. A gene without a column is unmeasured.
-        library_size
-            Library sizes of the cells over the measured genes, shape (k,); summed from `values` when None.
-
-        Returns
-        -------
-        Network units, shape (k, G), within ±10 and exactly 0 for unmeasured genes. A cell without counts is all zeros
-        before standardization.
-
-        Raises
-        ------
-        ValueError
-            If `columns` does not have one entry per column.
-        """
-        block = canonical(as_matrix(values))
-        genes = np.arange(self.n_genes) if columns is None else np.asarray(columns, dtype=np.int64)
-        if len(genes) != block.shape[1]:
-            raise ValueError(f"values has {block.shape[1]} columns, not {len(genes)}")
-        rows = np.repeat(np.arange(block.shape[0]), np.diff(block.indptr))
-        column, data = genes[block.indices], block.data
-        if (genes < 0).any():
-            known = column >= 0
-            rows, column, data = rows[known], column[known], data[known]
-        measured = np.zeros(self.n_genes, dtype=bool)
-        measured[genes[genes >= 0]] = True
-        if not measured.any():
-            return np.zeros((block.shape[0], self.n_genes), dtype=np.float32)
-        if library_size is None and self.transform == "log1p":
-            library_size = np.bincount(rows, weights=data, minlength=block.shape[0])
-        known = sp.csr_matrix((data, (rows, column)), shape=(block.shape[0], self.n_genes))
-        network: NDArray[np.float32] = self._deviations(known, measured, library_size).toarray()
-        network += self._zeros(measured)
-        return network
-
-    def _zeros(self, measured: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """Network units (G,) of a value of 0; 0 for genes that are not ``measured`` (G,)."""
-        zero = np.clip(-self._mean / self._scale, -CLIP, CLIP)
-        return np.where(measured, zero, 0.0).astype(np.float32)
-
-    def _deviations(
-        self, block: sp.csr_matrix, measured: NDArray[np.bool_], library_size: ArrayLike | None
-    ) -> sp.csr_matrix:
-        """Network units of values minus those of 0, sparse where the values are.
-
-        ``block`` is CSR (k, G) in user units with values of ``measured`` (G,) genes alone; ``library_size`` is (k,), and
-        not read under ``transform="none"``.
-        """
-        data = block.data.astype(np.float64)
-        if self.transform == "log1p":
-            sizes = np.asarray(library_size, dtype=np.float64)
-            factor = np.divide(self.target_library_size(measured), sizes, out=np.ones(len(sizes)), where=sizes > 0)
-            data = np.log1p(data * np.repeat(factor, np.diff(block.indptr)))
-        standard = (data - self._mean[block.indices]) / self._scale[block.indices]
-        added = np.clip(standard, -CLIP, CLIP) - self._zeros(measured)[block.indices]
-        return sp.csr_matrix((added.astype(np.float32), block.indices, block.indptr), shape=block.shape, copy=False)
-
-    def decode_expression(
-        self, network: ArrayLike, library_size: ArrayLike | None = None, *, measured: ArrayLike | None = None
-    ) -> NDArray[np.float32]:
-        """Transform expression from network units to user units, the inverse of `encode_expression`.
+    def decode_expression(self, network: ArrayLike, library_size: ArrayLike | None = None) -> NDArray[np.float32]:
+        """Transform expression from network units to user units.
 
         Parameters
         ----------
@@ -316,8 +241,6 @@ class TissueSchema:
         library_size
             Library sizes to restore, shape (k,) or one number; the reference median when None. Ignored under
             ``transform="none"``.
-        measured
-            Mask of the genes over which `library_size` was counted, shape (G,); all when None.
 
         Returns
         -------
@@ -329,7 +252,7 @@ class TissueSchema:
             values = np.maximum(np.expm1(values), 0.0)
             if library_size is not None:
                 sizes = np.asarray(library_size, dtype=np.float64)
-                values *= (sizes / self.target_library_size(measured)).reshape(-1, 1)
+                values *= (sizes / self.target_library_size()).reshape(-1, 1)
         return values.astype(np.float32)
 
     def encode_position(self, position: ArrayLike) -> NDArray[np.float32]:

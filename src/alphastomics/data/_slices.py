@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from alphastomics._keys import SLICE
 from alphastomics.data._checks import check_key
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_SLICE_KEY = "slice_id"
 SINGLE_SLICE = "slice_0"
 NO_SLICE = "unassigned"
 USUAL_NAMES = (
@@ -36,10 +36,10 @@ def resolve_slice_key(adata: AnnData, slice_key: str | None) -> str | None:
     if slice_key is not None:
         check_key("obs", adata.obs, slice_key, "slice_key")
         return slice_key
-    if DEFAULT_SLICE_KEY in adata.obs:
-        logger.info('Slices are read from obs["%s"].', DEFAULT_SLICE_KEY)
-        return DEFAULT_SLICE_KEY
-    logger.info('obs["%s"] is missing and slice_key is None: all cells form one slice.', DEFAULT_SLICE_KEY)
+    if SLICE in adata.obs:
+        logger.info('Slices are read from obs["%s"].', SLICE)
+        return SLICE
+    logger.info('obs["%s"] is missing and slice_key is None: all cells form one slice.', SLICE)
     named = [name for name in USUAL_NAMES if name in adata.obs and adata.obs[name].nunique() > 1]
     if named:
         logger.warning('If the values of obs["%s"] are sections, pass slice_key="%s".', named[0], named[0])

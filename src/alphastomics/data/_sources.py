@@ -87,9 +87,7 @@ class CellSource(Protocol):
     def has_counts(self) -> bool:
         """Whether the values are counts, or 0 and 1, of which a share can be removed at random."""
 
-    def expression(
-        self, rows: NDArray[np.int64], *, thinning: float | None = None, rng: np.random.Generator | None = None
-    ) -> NDArray[np.float32]:
+    def expression(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Expression of some cells in network units, shape (k, G)."""
 
     def values(
@@ -217,39 +215,31 @@ class AnnDataSource:
                 stacklevel=3,
             )
 
-    def expression(
-        self, rows: NDArray[np.int64], *, thinning: float | None = None, rng: np.random.Generator | None = None
-    ) -> NDArray[np.float32]:
-        """Read expression in network units.
-
-        Parameters
-        ----------
-        rows
-            Row numbers, shape (k,).
-        thinning
-            Share of the counts to remove at random, in [0, 1): each count is kept with probability 1 - `thinning`,
-            before the transform. None or 0 removes none.
-        rng
-            Generator of the random draws.
-
-        Returns
-        -------
-        Network units, shape (k, G), exactly 0 for unmeasured genes.
-
-        Raises
-        ------
-        ValueError
-            If `thinning` is positive and values are not counts under ``"log1p"``, or `rng` is None.
-        """
-        return self._encoder(*self.values(rows, thinning=thinning, rng=rng))
+    def expression(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Read expression in network units, (k, G), exactly 0 for unmeasured genes."""
+        return self._encoder(*self.values(rows))
 
     def values(
         self, rows: NDArray[np.int64], *, thinning: float | None = None, rng: np.random.Generator | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Read expression in user units, (k, G), 0 for unmeasured genes, and its factors before the logarithm, (k,).
 
-        The factors scale cells to the library size of the schema, and are not used under ``transform="none"``. Parameters
-        and errors are those of :meth:`expression`.
+        The factors scale cells to the library size of the schema, and are not used under ``transform="none"``.
+
+        Parameters
+        ----------
+        rows
+            Row numbers, shape (k,).
+        thinning
+            Share of the counts to remove at random, in [0, 1): each count is kept with probability 1 - `thinning`. None or
+            0 removes none.
+        rng
+            Generator of the random draws.
+
+        Raises
+        ------
+        ValueError
+            If `thinning` is positive and values are neither counts under ``"log1p"`` nor binary, or `rng` is None.
         """
         if thinning and not self.has_counts:
             raise ValueError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from numbers import Integral
 from typing import TYPE_CHECKING
 
 import anndata as ad
@@ -13,7 +12,7 @@ import pandas as pd
 from scipy import sparse
 
 from alphastomics._keys import CELL_TYPE, SLICE, SPATIAL
-from alphastomics._seed import check_seed
+from alphastomics._seed import check_counts, check_seed
 from alphastomics.datasets._anatomy import SmoothFields, draw_anatomy, draw_cell_types, draw_positions
 from alphastomics.datasets._expression import draw_counts, draw_depth, draw_programs
 
@@ -151,7 +150,7 @@ def synthetic_tissue(
         depth=depth, dropout=dropout, warp=warp, batch_effect=batch_effect, rotate=rotate, reflect=reflect
     )
     sizes = _check_sizes(n_slices, n_cells)
-    _check_counts(n_genes=n_genes, n_cell_types=n_cell_types)
+    check_counts(n_genes=n_genes, n_cell_types=n_cell_types)
     if n_dims not in (2, 3):
         raise ValueError(f"n_dims={n_dims} must be 2 or 3")
     check_seed(random_state)
@@ -173,19 +172,13 @@ def synthetic_tissue(
     return adata
 
 
-def _check_counts(**counts: int) -> None:
-    for name, count in counts.items():
-        if not isinstance(count, Integral) or count < 1:
-            raise ValueError(f"{name}={count!r} must be a positive integer")
-
-
 def _check_sizes(n_slices: int, n_cells: int | Sequence[int]) -> tuple[int, ...]:
-    _check_counts(n_slices=n_slices)
+    check_counts(n_slices=n_slices)
     sizes = tuple(n_cells) if isinstance(n_cells, Sequence | np.ndarray) else (n_cells,) * n_slices
     if len(sizes) != n_slices:
         raise ValueError(f"n_cells has {len(sizes)} values for n_slices={n_slices}; pass one for each slice")
     for k, size in enumerate(sizes):
-        _check_counts(**{f"n_cells of slice_{k}": size})
+        check_counts(**{f"n_cells of slice_{k}": size})
     return tuple(int(size) for size in sizes)
 
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scvi.model.base import BaseModelClass
 
+from alphastomics._io._json import to_plain
 from alphastomics._provenance import versions
 from alphastomics.data import AnnDataSource
 from alphastomics.data._checks import check_in_memory
-from alphastomics.model._state import ModelState, to_plain
+from alphastomics.model._state import ModelState
 from alphastomics.sampling import FittedStatistics, Sampler
 from alphastomics.sampling._fit import fit_nearest, fit_reference_cells, fit_statistics
 from alphastomics.sampling._fit_expression import fit_expression

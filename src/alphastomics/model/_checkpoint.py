@@ -17,7 +17,7 @@ from alphastomics._io import _json, _torch as _torch_file
 from alphastomics._io._atomic import replacing
 from alphastomics._io._errors import describe_error, format_value, permission_error
 from alphastomics.model._fields import schema_values
-from alphastomics.model._state import Kind, ModelState, check_tensors, to_plain
+from alphastomics.model._state import Kind, ModelState, check_tensors
 from alphastomics.train.checkpoint import KEY, find_checkpoints, write
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _resume_state(path: Path, checkpoint: dict[str, Any]) -> ResumeState:
 def check_resumable(resume_state: ResumeState, state: ModelState, *, max_epochs: int) -> None:
     """Raise ``ValueError`` if a checkpoint is of another model, of other cells, or beyond ``max_epochs``."""
     path, saved = resume_state.path, resume_state.config
-    for name, value in to_plain(state.init).items():
+    for name, value in _json.to_plain(state.init).items():
         found = saved["init"].get(name)
         if found != value:
             raise ValueError(
@@ -168,7 +168,7 @@ def check_resumable(resume_state: ResumeState, state: ModelState, *, max_epochs:
                 "the arguments of the interrupted training"
             )
     try:
-        same = schema_values(saved["registry"]) == to_plain(schema_values(state.config["registry"]))
+        same = schema_values(saved["registry"]) == _json.to_plain(schema_values(state.config["registry"]))
     except (KeyError, TypeError):
         same = False
     if not same:

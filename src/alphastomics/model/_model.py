@@ -259,16 +259,7 @@ class AlphaSTomics(TrainingMixin, AdaptationMixin, SamplingMixin, EmbeddingMixin
             if schema.layer is not None:
                 check_key("layers", adata.layers, schema.layer, "layer")
         else:
-            schema = fit_schema(
-                adata,
-                layer=layer,
-                position_key=position_key,
-                slice_key=slice_key,
-                cell_type_key=cell_type_key,
-                frame=frame,
-                sequence_key=sequence_key,
-                transform=transform,
-            )
+            schema = fit_schema(adata, **split_arguments(locals(), SetupConfig)[0][0])
         if adata.is_view:
             adata.obs_names = adata.obs_names  # any assignment replaces the view by a copy, which can be registered
         manager = AnnDataManager(fields=schema_fields(schema), setup_method_args=setup_method_args)

@@ -6,12 +6,10 @@ configuration describes before memory is allocated for them.
 
 from __future__ import annotations
 
-import math
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 
 from alphastomics._io._errors import describe_error, format_value
@@ -183,18 +181,3 @@ def _network(config: Mapping[str, Any]) -> DenoiserConfig:
         n_cell_types=len(schema.cell_types) if init.get("use_cell_types", False) else 0,
         **{name: init[name] for name in names},
     )
-
-
-def to_plain(value: Any) -> Any:
-    """Nested values as JSON types: arrays and tuples as lists, numpy numbers as numbers, NaN and infinity as None."""
-    if isinstance(value, dict):
-        return {str(key): to_plain(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [to_plain(entry) for entry in value]
-    if isinstance(value, np.ndarray):
-        return to_plain(value.tolist())
-    if isinstance(value, np.generic):
-        return to_plain(value.item())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -19,7 +19,7 @@ ROWS = 4096  # cells whose expression is dense at the same time
 ANCHOR_SHARE = 0.25  # of a context
 
 Contexts = list[tuple[Tensor, int]]  # indices of cells, and the number of anchors among them
-GeneChange = tuple["NDArray[np.float32]", "NDArray[np.float32]"]  # gain and offset (G,) of the genes, in network units
+GeneScaling = tuple["NDArray[np.float32]", "NDArray[np.float32]"]  # gain and offset (G,) of the genes, in network units
 
 
 class EncodedCells(NamedTuple):
@@ -43,7 +43,7 @@ class EncodedCells(NamedTuple):
     sequence: Tensor | None = None
 
 
-def unchanged(source: CellSource) -> GeneChange:
+def unchanged(source: CellSource) -> GeneScaling:
     """Gain and offset (G,) of the measured genes, which are scaled up for the others."""
     gain = (source.measured / np.sqrt(source.measured.mean())).astype(np.float32)
     return gain, np.zeros_like(gain)
@@ -89,7 +89,7 @@ def encode_cells(
     rows: NDArray[np.int64],
     *,
     max_context: int,
-    change: GeneChange | None = None,
+    change: GeneScaling | None = None,
 ) -> EncodedCells:
     """Read cells, with a ``change`` of their genes if one is given."""
     embedding, cell_feature = embed_cells(module, source, rows, change)
@@ -103,7 +103,7 @@ def encode_cells(
 
 @torch.no_grad()
 def embed_cells(
-    module: Denoiser, source: CellSource, rows: NDArray[np.int64], change: GeneChange | None = None
+    module: Denoiser, source: CellSource, rows: NDArray[np.int64], change: GeneScaling | None = None
 ) -> tuple[Tensor, Tensor]:
     """Embeddings of cells, computed in blocks of rows.
 

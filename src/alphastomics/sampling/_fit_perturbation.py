@@ -20,6 +20,7 @@ import numpy as np
 
 from alphastomics.metrics import distance_spearman, knn_preservation
 from alphastomics.sampling._cells import encode_cells, evenly_spaced_indices
+from alphastomics.sampling._held_out_score import FEWEST_CELLS
 from alphastomics.sampling._perturbation import Perturbation
 from alphastomics.sampling._position import PositionSampler
 
@@ -35,10 +36,8 @@ if TYPE_CHECKING:
 
 N_CELLS = 1024  # that are placed, of one slice
 N_DRAWS = 3
-N_NEIGHBORS = 20
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 OFFSET = 0.6  # of the genes, for counts, log-normalized and binary values
-FEWEST_CELLS = 30  # below which nothing can be fitted
 DEFAULT = Perturbation(share=0.5, offset=0.0)
 FLOOR = 0.01  # of a score, below which it is chance
 
@@ -96,4 +95,4 @@ class _Agreement:
 
 def scores(a: Array, b: Array) -> tuple[float, float]:
     """Share of the neighbors that two placements (N, D) have in common, and Spearman correlation of their distances."""
-    return knn_preservation(a, b, n_neighbors=N_NEIGHBORS), distance_spearman(a, b)
+    return knn_preservation(a, b), distance_spearman(a, b)

@@ -15,6 +15,7 @@ from scipy.special import logit
 
 from alphastomics.metrics import contact_precision, distance_spearman, knn_preservation
 from alphastomics.metrics._distances import CONTACT_SHARE
+from alphastomics.metrics._neighbors import N_NEIGHBORS
 from alphastomics.sampling._cells import encode_cells, evenly_spaced_indices
 from alphastomics.sampling._position import PositionSampler
 
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from alphastomics.sampling._sampler import Sampler
 
 N_CELLS = 2048  # that are placed, of one slice
-N_NEIGHBORS = 20
-FEWEST_CELLS = 30  # below which there is no score
+FEWEST_CELLS = 30  # below which there is no score, and nothing can be fitted
 LEAST = 1e-4  # difference of a score from 0 and 1
 
 
@@ -78,7 +78,7 @@ def compare(true: NDArray[np.float64], placed: NDArray[np.float64]) -> HeldOutSc
         return HeldOutScores(len(placed), np.nan, np.nan, np.nan)
     return HeldOutScores(
         n_scored=len(placed),
-        knn_preservation=knn_preservation(true, placed, n_neighbors=N_NEIGHBORS),
+        knn_preservation=knn_preservation(true, placed),
         distance_spearman=distance_spearman(true, placed),
         contact_precision=contact_precision(true, placed),
     )

@@ -27,7 +27,6 @@ from scipy.spatial import KDTree
 from alphastomics import _keys
 from alphastomics.data import local_density
 from alphastomics.data._plane import insert_column
-from alphastomics.data._slices import DEFAULT_SLICE_KEY
 from alphastomics.diffusion import Start
 from alphastomics.sampling._draws import draw_generator, progress_bar, stack_draws, store_expression
 from alphastomics.sampling._expression import ExpressionSampler
@@ -57,7 +56,7 @@ def sample_tissue(sampler: Sampler, var: pd.DataFrame, config: SamplingConfig) -
     assert nearest is not None
     assert n_cells is not None  # required for this mode
     logger.info("Sampling %d slices of %d cells in %d steps on %s.", n_samples, n_cells, config.n_steps, sampler.device)
-    tables, names, slice_key = [], [f"cell_{i}" for i in range(n_cells)], schema.slice_key or DEFAULT_SLICE_KEY
+    tables, names, slice_key = [], [f"cell_{i}" for i in range(n_cells)], schema.slice_key or _keys.SLICE
     sequence = torch.arange(n_cells).to(sampler.device, torch.float32) if sampler.module.config.reads_sequence else None
     with progress_bar(n_samples * config.n_steps, "Sampling tissue") as bar:
         for k in range(n_samples):

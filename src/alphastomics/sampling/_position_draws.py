@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from alphastomics.data import CellSource, SliceCells
-    from alphastomics.sampling._cells import EncodedCells, GeneChange
+    from alphastomics.sampling._cells import EncodedCells, GeneScaling
     from alphastomics.sampling._sampler import Sampler
 
 logger = logging.getLogger(__name__)
@@ -230,7 +230,7 @@ class _SliceDraws:
             second = PositionSampler(other, self._encoded(other, None))
         return PositionSampler(sampler, self._encoded(sampler, None), second)
 
-    def _encoded(self, sampler: Sampler, change: GeneChange | None) -> EncodedCells:
+    def _encoded(self, sampler: Sampler, change: GeneScaling | None) -> EncodedCells:
         """The cells of this slice as input of the network of a sampler."""
         max_context = self.config.max_context
         cells = encode_cells(sampler.module, self.source, self.rows, max_context=max_context, change=change)

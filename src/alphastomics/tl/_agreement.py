@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alphastomics._keys import MODALITY_AGREEMENT, SPATIAL
+from alphastomics._seed import check_counts
 from alphastomics.config import SetupConfig
 from alphastomics.data._checks import check_in_memory, expression_matrix
 from alphastomics.metrics import log1p_normalized, median_library_size
 from alphastomics.metrics._agreement import N_COMPONENTS, N_NEIGHBORS, PositionRegressor
 from alphastomics.metrics._matrix import measured_genes
 from alphastomics.metrics._position import chance_order
-from alphastomics.tl._checks import check_count
 from alphastomics.tl._expression import needs_log1p, shared_genes
 from alphastomics.tl._tables import as_table, library_slices, read_coordinates, store
 
@@ -69,8 +69,7 @@ class AgreementScorer:
         argument: str = "spatial_key",
     ) -> AgreementScorer:
         """Fit the regressions; see :func:`modality_agreement`. ``argument`` sets the key of the positions, for errors."""
-        check_count("n_components", n_components)
-        check_count("n_neighbors", n_neighbors)
+        check_counts(n_components=n_components, n_neighbors=n_neighbors)
         columns, genes = shared_genes(sample, reference)
         matrix, sampled = (expression_matrix(each, layer) for each in (reference, sample))
         counts = needs_log1p(matrix, transform)

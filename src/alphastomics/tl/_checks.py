@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numbers import Integral, Real
+from numbers import Real
 from os import PathLike
 from typing import Any
 
@@ -17,12 +17,6 @@ def check_model(model: object) -> None:
         )
     if not isinstance(model, AlphaSTomics):
         raise TypeError(f"model is of the class {type(model).__name__}; pass a trained AlphaSTomics as model=…")
-
-
-def check_count(argument: str, value: Any) -> None:
-    """Raise an error for a number that is not whole, or less than 1."""
-    if not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"{argument}={value!r} must be a whole number at least 1; pass another number")
 
 
 def check_share(argument: str, value: Any) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from alphastomics._io._atomic import write_json
+from alphastomics._io._json import to_plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,15 +73,7 @@ class RunFile:
 
 def as_json(values: Any) -> Any:
     """Values as JSON returns them: non-finite numbers as None, other objects as their ``repr``."""
-    return json.loads(json.dumps(_finite(values), default=repr, allow_nan=False))
-
-
-def _finite(values: Any) -> Any:
-    if isinstance(values, dict):
-        return {str(name): _finite(value) for name, value in values.items()}
-    if isinstance(values, (list, tuple)):
-        return [_finite(value) for value in values]
-    return None if isinstance(values, float) and not math.isfinite(values) else values
+    return json.loads(json.dumps(to_plain(values), default=repr, allow_nan=False))
 
 
 def make_tables(runs: Sequence[Mapping[str, Any]]) -> dict[str, pd.DataFrame]:

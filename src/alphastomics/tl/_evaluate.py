@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from alphastomics._keys import CELL_TYPE, RECONSTRUCTED, SPATIAL
+from alphastomics._seed import check_counts
 from alphastomics.config import SetupConfig
 from alphastomics.metrics import position_scores, spread_scores, subsample_cells
 from alphastomics.metrics._neighbors import N_NEIGHBORS
 from alphastomics.metrics._niches import N_NICHES
-from alphastomics.tl._checks import check_count
 from alphastomics.tl._extras import ExtraScores
 from alphastomics.tl._placed import PositionPair, cell_types, planar, read_slices, scored_cells, slice_key
 from alphastomics.tl._tables import as_table, baseline_orders
@@ -182,9 +182,9 @@ def score_slices(
     random_state: int,
 ) -> pd.DataFrame:
     """Scores of each slice; the arguments are those of :func:`evaluate`."""
-    check_count("n_neighbors", n_neighbors)
+    check_counts(n_neighbors=n_neighbors)
     if max_cells is not None:
-        check_count("max_cells", max_cells)
+        check_counts(max_cells=max_cells)
     types = cell_types(adata, pair.prediction, cell_type_key)
     score = partial(position_scores, n_neighbors=n_neighbors, max_cells=max_cells, random_state=random_state)
     rows: Rows = {}

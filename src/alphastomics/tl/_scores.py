@@ -9,11 +9,11 @@ import pandas as pd
 
 from alphastomics import metrics
 from alphastomics._keys import CELL_TYPE, CLUSTER_SCORES, MORAN, POSITION_SCORES, RECONSTRUCTED, SPATIAL
+from alphastomics._seed import check_counts
 from alphastomics.config import SetupConfig
 from alphastomics.data._checks import check_type
 from alphastomics.metrics._moran import N_NEIGHBORS as MORAN_NEIGHBORS
 from alphastomics.metrics._neighbors import N_NEIGHBORS
-from alphastomics.tl._checks import check_count
 from alphastomics.tl._evaluate import score_slices
 from alphastomics.tl._expression import read_pair
 from alphastomics.tl._placed import PositionPair
@@ -143,7 +143,7 @@ def morans_i(
     >>> asx.tl.morans_i(adata)
     >>> adata.uns["morans_i"].nlargest(10, "I")
     """
-    check_count("n_neighbors", n_neighbors)
+    check_counts(n_neighbors=n_neighbors)
     pair = read_pair(adata, None, layer=layer, prediction_layer=None, transform=transform)
     positions = read_coordinates(adata, spatial_key, "spatial_key")
     tables = {}

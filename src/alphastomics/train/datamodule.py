@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 
-from alphastomics.config import DEFAULT_CONTEXT_SIZE, TrainingConfig
 from alphastomics.data import Augmentation, ContextDataset
 from alphastomics.data._batch import RawBatch, encode_batch
 from alphastomics.data._encode import Encoder
@@ -67,8 +66,8 @@ class ContextDataModule(pl.LightningDataModule):
         source: CellSource,
         *,
         validation: CellSource | None = None,
-        batch_size: int = TrainingConfig.batch_size,
-        context_size: int = DEFAULT_CONTEXT_SIZE,
+        batch_size: int,
+        context_size: int,
         micro_batch_size: int | None = None,
         kind: str = "subset",
         seed: int = 0,

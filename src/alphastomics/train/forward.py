@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from lightning.fabric.utilities import move_data_to_device
 
-from alphastomics.config import ModelConfig
 from alphastomics.diffusion import Process
 from alphastomics.diffusion.deformation import Deformation, deform
 from alphastomics.diffusion.geometry import center, kabsch, rotate
@@ -41,6 +40,7 @@ FRAME_FIELDS = (
     "sequence",
     "cell_type",
 )  # of a batch that determine the canonical frame
+FRAME_CELLS = 256  # of a context, from which the canonical frame is estimated
 
 
 class Noised(NamedTuple):
@@ -106,10 +106,10 @@ class ForwardProcess:
         module: Denoiser,
         config: PlanConfig,
         *,
-        mode: Mode = ModelConfig.mode,
-        diffusion: Process | None = None,
-        shared_frame: bool = False,
-        masking: MaskingConfig | None = None,
+        mode: Mode,
+        diffusion: Process | None,
+        shared_frame: bool,
+        masking: MaskingConfig | None,
     ) -> None:
         if masking is not None and not module.config.mask_tokens:
             raise ValueError("masking requires a denoiser with mask_tokens=True; pass masking=None")
@@ -130,11 +130,11 @@ class ForwardProcess:
             return batch.draws
         return move_data_to_device(self.drawing(purpose)(batch), batch.position.device)
 
-    def canonical(self, batch: Batch, mask: Tensor, x_pos: Tensor | None = None, cells: int = 256) -> Tensor:
-        """Positions ``x_pos`` (B, N, D) rotated or reflected into the canonical frame, estimated from at most ``cells`` cells."""
+    def canonical(self, batch: Batch, mask: Tensor, x_pos: Tensor | None = None) -> Tensor:
+        """Positions ``x_pos`` (B, N, D) rotated or reflected into the canonical frame."""
         # The cells are spread evenly over the real cells of a context, which come first, whatever the padding.
         n_cells = mask.sum(1, keepdim=True)
-        number = torch.arange(min(cells, mask.shape[1]), device=mask.device) * (-(-n_cells // cells))
+        number = torch.arange(min(FRAME_CELLS, mask.shape[1]), device=mask.device) * (-(-n_cells // FRAME_CELLS))
         subset, subset_mask = number.clamp_max(mask.shape[1] - 1)[..., None], number < n_cells
         training = self.module.training
         self.module.eval()

@@ -144,11 +144,7 @@ class Objective(ForwardProcess):
         x_0_pos = self.predicted_position(output.position, mask)
         losses = self._position_losses(x_0_pos, output.latent, noised, mask, draws, purpose)
         if self.config.lambda_fape and self.spacing and batch.sequence.shape[-1]:
-            index = batch.sequence[..., 0]
-            true = torch.where(
-                (noised.t_pos < 1)[:, None, None], noised.x_pos, align(noised.x_pos, x_0_pos.detach(), mask)
-            )
-            losses["fape"] = chain_losses(x_0_pos, true, noised.t_pos, mask, index, self.spacing)
+            losses["fape"] = self._chain_losses(x_0_pos, noised.x_pos, batch, draws.absent)
         if output.expression is not None:
             losses |= self._expression_losses(output.expression.float(), x_0_pos, noised, batch)
         if routings:
@@ -206,6 +202,13 @@ class Objective(ForwardProcess):
         of_latents, of_cells, layout = neighborhood_errors(neighborhoods, true, real, rngs)
         values = (aligned, distance, of_latents + of_cells, layout)
         return {name: zero.index_copy(0, absent, value) for name, value in zip(POSITION_LOSSES, values, strict=True)}
+
+    def _chain_losses(self, x_0: Tensor, x_pos: Tensor, batch: Batch, absent: Tensor) -> Tensor:
+        """Frame-aligned point error where positions are absent."""
+        fields = (x_0, x_pos, batch.mask, batch.sequence[..., 0])
+        predicted, true, mask, sequence = (x.index_select(0, absent) for x in fields)
+        losses = chain_losses(predicted, align(true, predicted.detach(), mask), mask, sequence, self.spacing)
+        return x_0.new_zeros(len(x_0)).index_copy(0, absent, losses)
 
     def total(self, losses: dict[str, Tensor], batch: Batch, count: float | Tensor | None = None) -> Tensor:
         """Weighted sum of the losses, divided by ``count``.

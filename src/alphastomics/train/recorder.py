@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from alphastomics.data import Batch
     from alphastomics.train.plan import TrainingPlan
 
-N_POINTS = 15
+N_POINTS = 15  # of a learning curve, about
 
 
 class CurvePoint(NamedTuple):
@@ -53,12 +53,10 @@ class TrainingRecorder(pl.Callback):
     ----------
     batches
         Held-out contexts without augmentation.
-    n_points
-        Approximate number of points.
     """
 
-    def __init__(self, batches: Sequence[Batch] = (), n_points: int = N_POINTS) -> None:
-        self.batches, self.n_points = batches, n_points
+    def __init__(self, batches: Sequence[Batch] = ()) -> None:
+        self.batches = batches
         self.points: list[CurvePoint] = []
         self._steps: list[tuple[float, float]] = []
         self._epochs: list[tuple[int, float]] = []  # steps and loss of the epochs since the last point
@@ -102,7 +100,7 @@ class TrainingRecorder(pl.Callback):
         if "train_balance" in values:
             loss -= plan.config.moe_load_balance_loss_weight * float(values["train_balance"])
         self._epochs.append((trainer.global_step - self._epoch_start, loss))
-        if plan.progress() * self.n_points >= len(self.points) + 1:
+        if plan.progress() * N_POINTS >= len(self.points) + 1:
             self._add(trainer, plan)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -61,12 +61,12 @@ def test_values_and_positions_match_the_anndata(folder, tissue, buffer_size):
 def test_counts_are_thinned(folder):
     source = ParquetSource(folder)
     rows = np.arange(200)
-    thinned = source.expression(rows, thinning=0.5, rng=np.random.default_rng(0))
-    again = source.expression(rows, thinning=0.5, rng=np.random.default_rng(0))
+    thinned = source.values(rows, thinning=0.5, rng=np.random.default_rng(0))[0]
+    again = source.values(rows, thinning=0.5, rng=np.random.default_rng(0))[0]
     np.testing.assert_array_equal(thinned, again)
-    assert np.abs(thinned - source.expression(rows)).max() > 0
+    assert np.abs(thinned - source.values(rows)[0]).max() > 0
     with pytest.raises(ValueError, match="rng"):
-        source.expression(rows, thinning=0.5)
+        source.values(rows, thinning=0.5)
 
 
 def test_a_source_can_be_sent_to_another_process(folder):

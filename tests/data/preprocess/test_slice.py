@@ -193,5 +193,5 @@ def test_extents_of_slices_give_the_frame_of_all_their_cells():
 
 
 def test_cells_in_one_place_do_not_count_as_neighbors():
-    points = np.stack([np.arange(12.0), np.zeros(12)], axis=1)
+    points = np.stack([np.arange(12.0), np.ones(12)], axis=1)
     assert measure_extent("a", np.repeat(points, 3, axis=0)).spacing == 1

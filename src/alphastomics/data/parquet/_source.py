@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
     from numpy.typing import NDArray
 
-    from alphastomics.data._schema import TissueSchema
     from alphastomics.data.parquet._dataset import Shard
 
 BUFFER_SIZE = SourceConfig.buffer_size  # cells among which contexts are shuffled
@@ -72,8 +71,7 @@ class ParquetSource:
 
     Row groups that ``preprocess`` wrote are read from mapped files, row by row, after pyarrow has verified their checksums;
     others are decoded by pyarrow, and the most recently used are cached. Several threads can read a source. It can be pickled: other
-    processes open its files again. ``schema`` is that of the dataset when None; ``buffer_size`` is the number of cells
-    among which contexts are shuffled.
+    processes open its files again. ``buffer_size`` is the number of cells among which contexts are shuffled.
 
     Raises
     ------
@@ -87,15 +85,10 @@ class ParquetSource:
         splits: Sequence[str] = ("train",),
         *,
         buffer_size: int = BUFFER_SIZE,
-        schema: TissueSchema | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.info = DatasetInfo.read(self.folder)
-        self.schema = self.info.schema if schema is None else schema
-        if self.schema.genes != self.info.schema.genes:
-            raise ValueError(
-                f"{folder} and the model have different genes; make the dataset with the genes of the model (--gene-list-file)"
-            )
+        self.schema = self.info.schema
         self.buffer_size = buffer_size
         self._shards = [shard for shard in self.info.shards if shard.split in splits]
         self._paths = [self.folder / FOLDER / shard.file for shard in self._shards]
@@ -124,8 +117,7 @@ class ParquetSource:
             raise ValueError(f"{self.folder} has no cells in the splits that are read; make the dataset again")
         self._library_size: NDArray[np.float64] = np.concatenate([each.library_size for each in cells])
         self._cell_type = np.concatenate([encode_labels(each.labels, self.schema.cell_types) for each in cells])
-        n_columns = (self.schema if self.schema.plane is None else self.info.schema).n_columns
-        self._arrange(names, np.concatenate([each.position for each in cells])[:, :n_columns])
+        self._arrange(names, np.concatenate([each.position for each in cells])[:, : self.schema.n_columns])
 
     def _arrange(self, names: Sequence[str], position: NDArray[np.float64]) -> None:
         """Group row groups by slice."""
@@ -182,11 +174,9 @@ class ParquetSource:
         """Sum of the measured values of some cells, (k,)."""
         return self._library_size[rows]
 
-    def expression(
-        self, rows: NDArray[np.int64], *, thinning: float | None = None, rng: np.random.Generator | None = None
-    ) -> NDArray[np.float32]:
+    def expression(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Expression of some cells in network units, (k, G); see :meth:`AnnDataSource.expression`."""
-        network, factor = self.values(rows, thinning=thinning, rng=rng)
+        network, factor = self.values(rows)
         for group, start, end in self._runs(rows):
             self.encode(network[start:end], factor[start:end], self.groups[group].slice_index)
         return network

@@ -17,10 +17,10 @@ import scipy.sparse as sp
 from anndata.io import read_elem, sparse_dataset
 
 from alphastomics._io._errors import format_names
+from alphastomics._keys import SLICE
 from alphastomics.data._checks import check_genes
 from alphastomics.data._h5ad import check_h5ad, reading_h5ad
 from alphastomics.data._matrix import canonical
-from alphastomics.data._slices import DEFAULT_SLICE_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -173,8 +173,8 @@ class RawTissue:
         if not len(self._names):
             raise ValueError(f"{self.path} has no cells; {REMEDY}")
         key = options.slice_key
-        if key is None and DEFAULT_SLICE_KEY in self.columns:
-            key = DEFAULT_SLICE_KEY
+        if key is None and SLICE in self.columns:
+            key = SLICE
         if options.cell_type_key is not None:
             self.column(options.cell_type_key, "cell_type_key")  # raises an error before files are written
         animals = None if options.animal_key is None else self.column(options.animal_key, "animal_key")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from alphastomics._keys import SLICE, SPATIAL
 from alphastomics.data._fit_schema import fit_frame, fit_spacing, floor_scale, measure_extent
 from alphastomics.data._plane import find_plane
 from alphastomics.data._schema import TissueSchema
@@ -184,7 +185,7 @@ class Plan:
     def schema(self, moments: Moments, totals: NDArray[np.float64]) -> TissueSchema:
         """The schema, fitted to the training cells."""
         first = self.slices[0]
-        plane = find_plane(self._positions(), self.options.frame, "spatial") if first.n_dims == 3 else None
+        plane = find_plane(self._positions(), self.options.frame, SPATIAL) if first.n_dims == 3 else None
         extents = {
             name: measure_extent(name, position if plane is None else np.delete(position, plane[0], axis=1))
             for name, position in self._positions()
@@ -212,8 +213,8 @@ class Plan:
             center=center,
             slices=tuple(extents),
             cell_types=tuple(labels),
-            position_key="spatial",
-            slice_key="slice_id",
+            position_key=SPATIAL,
+            slice_key=SLICE,
             cell_type_key="cell_type" if labels else None,
             layer=None,
             sequence_key=None,

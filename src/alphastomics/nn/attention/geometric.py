@@ -37,6 +37,7 @@ from torch import nn
 from alphastomics.config import NetworkConfig
 from alphastomics.nn.attention.softmax import BLOCK, SoftmaxAttention
 from alphastomics.nn.geometry import at_least_32_bits
+from alphastomics.nn.pair.triangle import MASKED_SCORE
 from alphastomics.nn.parallel import attend_to_all
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from alphastomics.nn.geometry import Geometry, Pairs
 
 LENGTHS = 0.05, 2.0  # initial lengths of the first and the last head, in model units
-MASKED_SCORE = -1e4  # score of padding; its weight is 0 in any precision
 UNIT = 2.0**8  # unit of squares in 16 bits, since float16 overflows at 65504
 
 

@@ -7,8 +7,8 @@ r"""Sizes that fit into memory: contexts on a device at once, recomputed blocks,
     N^\star = \max \{N : \operatorname{peak}(N, 1, D) \le M\}
 
 c contexts of N cells are on a device at once, k of D blocks are recomputed, and M bytes may be used. Fewer contexts at once cost
-no time, but recomputed blocks do; blocks are therefore recomputed only if a single context does not fit. An estimate takes
-seconds. For few cells it is omitted if
+no time, but recomputed blocks do; blocks are therefore recomputed only if a single context does not fit. All three are found by
+bisection; the peak decreases with k, but not linearly. An estimate takes seconds. For few cells it is omitted if
 
 .. math:: 40\,P + c N \big(1000\,(G + D d) + 10^5\big) \le M,
 
@@ -27,13 +27,13 @@ import torch
 
 from alphastomics._io._errors import describe_error
 from alphastomics.nn import Denoiser, count_parameters
+from alphastomics.train.callbacks import GIB
 from alphastomics.train.datamodule import check_sizes
 from alphastomics.train.distributed.devices import count_devices, device_of, resolve_precision, usable_memory
 from alphastomics.train.memory.estimate import AUTOCAST, MemoryEstimate, estimate_training
-from alphastomics.train.memory.recompute import RecomputePolicy, largest_fitting
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from alphastomics.config import Recompute
     from alphastomics.data import CellSource
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-GIB = 2**30
 PER_PARAMETER, PER_VALUE, PER_CELL = 40, 1000, 100_000  # bytes of the bound
+COARSE = 64  # the longest context that fits is found to within 1 / COARSE of the one that does not
 LARGE = 8192  # cells on a device above which an estimate takes no longer than a few steps
 REMEDY = "; pass context_size= with fewer cells, context_size='auto', or a larger memory_budget="
 MESSAGES = ("out of memory", "outofmemoryerror", "can't allocate memory", "not enough memory")  # of PyTorch
@@ -78,6 +78,18 @@ def recomputed_blocks(recompute: Recompute, n_blocks: int) -> int | None:
             f"recompute={recompute!r} is invalid; choose 'auto', 'none', 'all' or a number from 0 to {n_blocks}"
         )
     return recompute
+
+
+def largest_fitting(fits: Callable[[int], bool], highest: int, *, tolerance: int = 1) -> int:
+    """The largest of 1, ..., ``highest`` that fits, by bisection; 0 if none does.
+
+    If a number fits, all smaller ones must fit. The result is less than ``tolerance`` below the largest number that fits.
+    """
+    low, high = 0, highest + 1  # low fits, high does not
+    while high - low > tolerance or (low == 0 and high > 1):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,13 +169,7 @@ class MemoryFitter:
 
         found = n_contexts if fits(n_contexts) else largest_fitting(fits, n_contexts - 1)
         if not found:
-            if self._fixed is not None:
-                raise ValueError(self._too_long(n_cells, k))
-            found, in_parts = 1, n_contexts > 1
-            try:
-                k = self._policy.choose(lambda n, k: self.estimate(n, 1, k, in_parts=in_parts).peak, n_cells)
-            except ValueError as error:
-                raise ValueError(f"{error}{REMEDY}") from None
+            found, k = 1, self._fewest_recomputed(n_cells, in_parts=n_contexts > 1)
         return StepFit(found, k, self.estimate(n_cells, found, k, in_parts=found < n_contexts))
 
     @cached_property
@@ -179,15 +185,23 @@ class MemoryFitter:
     def _max_recomputed(self) -> int:
         return self.config.n_layers if self._fixed is None else self._fixed
 
-    @property
-    def _policy(self) -> RecomputePolicy:
-        return RecomputePolicy(n_blocks=self.config.n_layers, budget=self.budget)
+    def _fewest_recomputed(self, n_cells: int, *, in_parts: bool) -> int:
+        """The smallest number of recomputed blocks with which one context fits, at least 1; raises ``ValueError`` if none does."""
+        most = self.config.n_layers
+        if self._fixed is not None:
+            raise ValueError(self._too_long(n_cells, self._fixed))
+        n_fitting = largest_fitting(lambda n: self._peak(n_cells, most + 1 - n, in_parts) <= self.budget, most)
+        if not n_fitting:
+            raise ValueError(self._too_long(n_cells, most, in_parts))
+        return most + 1 - n_fitting
 
-    def _peak(self, n_cells: int, k: int) -> int:
-        return self.estimate(n_cells, 1, k).peak
+    def _peak(self, n_cells: int, k: int, in_parts: bool = False) -> int:
+        return self.estimate(n_cells, 1, k, in_parts=in_parts).peak
 
-    def _longest_with(self, k: int, n_cells: int) -> int:
-        return self._policy.longest(lambda n, _: self._peak(n, k), n_cells)
+    def _longest_with(self, k: int, n_cells: int, in_parts: bool = False) -> int:
+        """The largest number of cells below ``n_cells`` that fits with ``k`` recomputed blocks, to within 1/64; 0 if none."""
+        tolerance = max(1, n_cells // COARSE)
+        return largest_fitting(lambda n: self._peak(n, k, in_parts) <= self.budget, n_cells - 1, tolerance=tolerance)
 
     def _can_estimate(self, n_cells: int, n_contexts: int, k: int) -> bool:
         """Whether the memory of such a step can be estimated; logs a warning if not."""
@@ -201,8 +215,14 @@ class MemoryFitter:
             return False
         return True
 
-    def _too_long(self, n_cells: int, k: int) -> str:
-        return self._policy.too_long(n_cells, self._peak(n_cells, k), k, self._longest_with(k, n_cells)) + REMEDY
+    def _too_long(self, n_cells: int, k: int, in_parts: bool = False) -> str:
+        longest = self._longest_with(k, n_cells, in_parts)
+        return (
+            f"A context of {n_cells:,} cells needs {self._peak(n_cells, k, in_parts) / GIB:.2f} GiB with {k} of {self.config.n_layers} "
+            f"blocks recomputed, and {self.budget / GIB:.2f} GiB may be used: "
+            + (f"{longest:,} cells would fit" if longest else "not even one cell would fit")
+            + REMEDY
+        )
 
 
 def fit_batch_layout(
