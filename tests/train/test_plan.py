@@ -91,21 +91,25 @@ def test_padding_values_change_nothing(make_plan, make_batch, mode):
         torch.testing.assert_close(actual[name], value, atol=1e-5, rtol=1e-4)
 
 
+def canonical(plan, batch):
+    return plan.objective.canonical(batch, center(batch.position, batch.mask))
+
+
 def test_the_canonical_frame_does_not_depend_on_padding(make_plan, make_batch, singles, monkeypatch):
     """The few cells that fix it are chosen among the cells of the context."""
     monkeypatch.setattr("alphastomics.train.forward.FRAME_CELLS", 32)
     plan, batch = make_plan(), make_batch(n_epochs=1)
-    together = plan.objective.canonical(batch, batch.mask)
+    together = canonical(plan, batch)
     for i, alone in enumerate(singles(batch)):
-        expected = plan.objective.canonical(alone, alone.mask)[0]
+        expected = canonical(plan, alone)[0]
         torch.testing.assert_close(together[i, : len(expected)], expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("reflect", [False, True])
 def test_the_canonical_frame_does_not_depend_on_the_frame_of_the_slice(make_plan, make_batch, reflect):
     plan, batch = make_plan(), make_batch()
-    expected = plan.objective.canonical(batch, batch.mask)
-    actual = plan.objective.canonical(turned(batch, reflect), batch.mask)
+    expected = canonical(plan, batch)
+    actual = canonical(plan, turned(batch, reflect))
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
     assert not torch.allclose(turned(batch, reflect).position, batch.position, atol=0.1)
 
@@ -114,7 +118,7 @@ def test_the_canonical_frame_is_a_rigid_motion_onto_the_conditional_mean(make_pl
     plan, batch = make_plan(), make_batch()
     mean = plan.objective.conditional_mean(batch.expression, batch.mask).detach()
     expected = center(align(batch.position, mean, batch.mask), batch.mask)
-    torch.testing.assert_close(plan.objective.canonical(batch, batch.mask), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(canonical(plan, batch), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("mode", ["expr_to_pos", "joint", "any"])
@@ -132,11 +136,11 @@ def test_canonical_frame_leaves_the_network_unchanged(make_plan, make_batch):
     """Dropout is off while the frame is found, or the frame would be random, and on afterwards."""
     plan, batch = make_plan(dropout=0.5), make_batch()
     plan.module.train()
-    frames = [plan.objective.canonical(batch, batch.mask) for _ in range(2)]
+    frames = [canonical(plan, batch) for _ in range(2)]
     assert torch.equal(*frames)
     assert all(module.training for module in plan.module.modules())
     plan.module.eval()
-    plan.objective.canonical(batch, batch.mask)
+    canonical(plan, batch)
     assert not any(module.training for module in plan.module.modules())
     assert not frames[0].requires_grad
 
@@ -218,7 +222,7 @@ def test_expression_to_be_sampled_is_as_it_was_measured(make_plan, make_batch):
     t_expr, t_pos, _, drawn, *_ = plan.objective.draw(batch, 0)
     asked, (observed, value) = t_expr == 1, plan.objective.observed_values(batch, batch.target, drawn)
     assert 0 < int(observed[asked].any(2).any(1).sum()) < int(asked.sum())
-    position = plan.objective.canonical(batch, batch.mask, plan.objective.centered(batch, t_pos))
+    position = plan.objective.canonical(batch, plan.objective.centered(batch, t_pos))
     given = torch.where(observed, value, 0.0)
     output = plan.module(
         given, position, t_expr, t_pos, batch.mask, observed=observed, local_density=batch.local_density

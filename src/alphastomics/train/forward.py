@@ -130,8 +130,9 @@ class ForwardProcess:
             return batch.draws
         return move_data_to_device(self.drawing(purpose)(batch), batch.position.device)
 
-    def canonical(self, batch: Batch, mask: Tensor, x_pos: Tensor | None = None) -> Tensor:
+    def canonical(self, batch: Batch, x_pos: Tensor) -> Tensor:
         """Positions ``x_pos`` (B, N, D) rotated or reflected into the canonical frame."""
+        mask = batch.mask
         # The cells are spread evenly over the real cells of a context, which come first, whatever the padding.
         n_cells = mask.sum(1, keepdim=True)
         number = torch.arange(min(FRAME_CELLS, mask.shape[1]), device=mask.device) * (-(-n_cells // FRAME_CELLS))
@@ -148,7 +149,7 @@ class ForwardProcess:
         self.module.train(training)
         subset_position = center(batch.position.take_along_dim(subset, 1), subset_mask)
         rotation = kabsch(subset_position, mean, subset_mask.to(mean.dtype))
-        return rotate(center(batch.position, mask) if x_pos is None else x_pos, rotation)
+        return rotate(x_pos, rotation)
 
     def centered(self, batch: Batch, t_pos: Tensor) -> Tensor:
         """Positions relative to the center of the context, or to that of the slice where they are an input."""
@@ -216,10 +217,10 @@ class ForwardProcess:
             return batch.position
         x, given = self.centered(batch, draws.t_pos), draws.given
         if self.weights_sharded:  # all processes must evaluate the network
-            canonical = self.canonical(batch, batch.mask, x).index_select(0, given)
+            canonical = self.canonical(batch, x).index_select(0, given)
         elif len(given):
             part = batch._replace(**{name: getattr(batch, name).index_select(0, given) for name in FRAME_FIELDS})
-            canonical = self.canonical(part, part.mask, x.index_select(0, given))
+            canonical = self.canonical(part, x.index_select(0, given))
         else:
             return x
         if draws.deformation is not None:
