@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from alphastomics.train import ContextDataModule
-from alphastomics.train.datamodule import _held_out
+from alphastomics.train.datamodule import held_out_names
 
 
 def slices_of(batches) -> set[int]:
@@ -73,8 +73,8 @@ def test_whole_slices_are_held_out(source, share, expected):
 
 def test_held_out_slices_do_not_depend_on_their_order():
     names = ["b", "d", "a", "c"]
-    assert _held_out(names, 0.5) == ["c", "d"]
-    assert _held_out(names[::-1], 0.5) == ["c", "d"]
+    assert held_out_names(names, 0.5) == ["c", "d"]
+    assert held_out_names(names[::-1], 0.5) == ["c", "d"]
 
 
 @pytest.mark.parametrize("nothing", [None, 0, 0.0])
@@ -89,7 +89,7 @@ def test_invalid_arguments_raise(source):
         with pytest.raises(ValueError, match=f"validation_size={share}"):
             ContextDataModule(source, batch_size=100, context_size=40, validation_size=share)
     with pytest.raises(ValueError, match="validation_size"):
-        _held_out(["a"], 0.1)
+        held_out_names(["a"], 0.1)
     with pytest.raises(ValueError, match="batch_size=0"):
         ContextDataModule(source, batch_size=0, context_size=40)
 

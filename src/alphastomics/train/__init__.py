@@ -9,8 +9,8 @@ from alphastomics.train.defaults import advised_attention, advised_experts
 from alphastomics.train.distributed.launch import DeadProcessError
 from alphastomics.train.distributed.strategies import STRATEGIES, resolve_strategy
 from alphastomics.train.ema import MovingAverage
+from alphastomics.train.memory.errors import NotEnoughMemoryError
 from alphastomics.train.memory.estimate import MemoryEstimate
-from alphastomics.train.memory.fit import NotEnoughMemoryError
 from alphastomics.train.optimization import NonFiniteLossError
 from alphastomics.train.plan import TrainingPlan
 from alphastomics.train.recorder import TrainingRecorder

@@ -32,13 +32,11 @@ from alphastomics.train.distributed.devices import (
 from alphastomics.train.distributed.launch import run_in_subprocess, run_inline
 from alphastomics.train.distributed.strategies import is_forked, resolve_strategy
 from alphastomics.train.ema import MovingAverage
+from alphastomics.train.memory.errors import free_traceback_frames, is_out_of_memory, out_of_memory_error
 from alphastomics.train.memory.estimate import estimate_training
 from alphastomics.train.memory.fit import (
     estimated_device,
     fit_batch_layout,
-    free_traceback_frames,
-    is_out_of_memory,
-    out_of_memory_error,
 )
 from alphastomics.train.runner import seconds_of
 from alphastomics.train.timesteps import PLACED

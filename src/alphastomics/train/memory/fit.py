@@ -18,14 +18,12 @@ where P is the number of parameters, G the number of genes and d the width.
 from __future__ import annotations
 
 import logging
-import traceback
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from alphastomics._io._errors import describe_error
 from alphastomics.nn import Denoiser, count_parameters
 from alphastomics.train.callbacks import GIB
 from alphastomics.train.datamodule import check_sizes
@@ -45,11 +43,6 @@ PER_PARAMETER, PER_VALUE, PER_CELL = 40, 1000, 100_000  # bytes of the bound
 COARSE = 64  # the longest context that fits is found to within 1 / COARSE of the one that does not
 LARGE = 8192  # cells on a device above which an estimate takes no longer than a few steps
 REMEDY = "; pass context_size= with fewer cells, context_size='auto', or a larger memory_budget="
-MESSAGES = ("out of memory", "outofmemoryerror", "can't allocate memory", "not enough memory")  # of PyTorch
-
-
-class NotEnoughMemoryError(torch.OutOfMemoryError, MemoryError):
-    """Memory ran out in a step of training; the message names arguments that reduce it."""
 
 
 class StepFit(NamedTuple):
@@ -342,30 +335,3 @@ def _log_fit(fit: StepFit, fitter: MemoryFitter, n_cells: int, n_contexts: int) 
     if fit.n_recomputed:
         details.append(f"{fit.n_recomputed} of {fitter.config.n_layers} blocks are recomputed")
     logger.info("Memory of a step: %s; %s.", fit.estimate or bound, ", ".join(details))
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(message in str(error).lower() for message in MESSAGES)
-
-
-def free_traceback_frames(error: BaseException) -> None:
-    """Free the tensors that the frames of an error's traceback reference."""
-    traceback.clear_frames(error.__traceback__)
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-
-
-def out_of_memory_error(
-    layout: BatchLayout, estimate: MemoryEstimate | None, error: BaseException
-) -> NotEnoughMemoryError:
-    """The error for a step that ran out of memory, from its sizes, its estimate if there is one, and the error of PyTorch."""
-    size, micro_batch = layout.context_size, layout.micro_batch_size
-    estimated = "" if estimate is None else f", estimated to take {estimate}"
-    return NotEnoughMemoryError(
-        f"Memory ran out in a step with contexts of {size:,} cells and {micro_batch:,} cells at once{estimated} "
-        f"({describe_error(error)}). Pass recompute='all', a smaller micro_batch_size= or context_size=, or a smaller "
-        "memory_budget=; estimate_memory() estimates each. A training with a checkpoint continues with resume='last'."
-    )
