@@ -122,7 +122,7 @@ def fit_schema(adata: AnnData, **setup: Any) -> TissueSchema:
 
 def _recommend_counts(adata: AnnData, kind: ValueKind) -> None:
     """Log where counts are or how they are restored, if other values were chosen that may be transformed counts."""
-    layers = [name for name in adata.layers if "counts" in name]
+    layers = [name for name in adata.layers if "counts" in str(name)]  # anndata 0.13 lists X as None
     if kind in ("counts", "binary") or not (layers or kind == "log-normalized"):
         return
     logger.warning(
