@@ -12,7 +12,7 @@ from alphastomics.data import Augmentation, ContextDataset, collate
 from alphastomics.diffusion import CosineSchedule, Process
 from alphastomics.diffusion.geometry import align, center
 from alphastomics.train import MODES, PlanConfig
-from alphastomics.train.draws import DrawContexts
+from alphastomics.train.draws import TRAINING, DrawContexts
 from rotations import random_rotation
 
 modes = pytest.mark.parametrize("mode", MODES)
@@ -89,6 +89,13 @@ def test_padding_values_change_nothing(make_plan, make_batch, mode):
     expected, actual = plan.objective.losses(batch), plan.objective.losses(batch._replace(**rubbish))
     for name, value in expected.items():
         torch.testing.assert_close(actual[name], value, atol=1e-5, rtol=1e-4)
+
+
+def test_draws_share_no_memory_with_the_batch(make_batch):
+    """A loader process moves the memory of the tensors that it sends."""
+    batch = make_batch()
+    draws = DrawContexts(mode="any", config=PlanConfig(), cell_types=True, purpose=TRAINING)(batch)
+    assert not np.shares_memory(draws.key, batch.key.numpy())
 
 
 def canonical(plan, batch):

@@ -38,6 +38,5 @@ def without_cell_types(adata: AnnData, model: AlphaSTomics) -> AnnData:
     key = model.schema.cell_type_key
     if key is None or key not in adata.obs:
         return adata
-    return ad.AnnData(
-        X=adata.X, obs=adata.obs.drop(columns=key), var=adata.var, obsm=dict(adata.obsm), layers=dict(adata.layers)
-    )
+    layers = {name: values for name, values in adata.layers.items() if name is not None}  # X in anndata 0.13
+    return ad.AnnData(X=adata.X, obs=adata.obs.drop(columns=key), var=adata.var, obsm=dict(adata.obsm), layers=layers)

@@ -53,7 +53,8 @@ class DrawContexts:
 
     def __call__(self, batch: Batch) -> Draws:
         """Draw for the contexts of a batch, whose mask and keys are used."""
-        keys: NDArray[np.int64] = batch.key.cpu().numpy()
+        # A copy: the memory of a tensor moves when a loader process sends it.
+        keys: NDArray[np.int64] = batch.key.cpu().numpy().copy()
         (_, n_cells, n_genes), n_dims = batch.expression.shape, batch.position.shape[2]
         numbers = tuple(batch.mask.sum(1).tolist())
         rngs = [keyed_rng(key, self.purpose) for key in keys]
