@@ -80,3 +80,19 @@ def test_genes_are_strings() -> None:
     assert check_genes([1, "b"]) == ("1", "b")
     with pytest.raises(ValueError, match="no genes"):
         check_genes([])
+
+
+def test_columns_and_layers_that_may_hold_sections_and_counts_are_named(make_adata: Make, caplog) -> None:
+    adata = make_adata()
+    del adata.obs["slice_id"]
+    adata.obs["sample"] = np.where(np.arange(adata.n_obs) % 2, "a", "b")
+    adata.layers["counts"], adata.layers["lognorm_counts"] = adata.X.copy(), np.log1p(adata.X.toarray())
+    with caplog.at_level("WARNING"):
+        fit_schema(adata)
+    assert [record.getMessage() for record in caplog.records] == [
+        'If the values of obs["sample"] are sections, pass slice_key="sample".'
+    ]
+    caplog.clear()
+    with caplog.at_level("WARNING"):
+        fit_schema(adata, layer="lognorm_counts", slice_key="sample")
+    assert 'pass layer="counts" if it holds the counts' in caplog.text

@@ -10,7 +10,7 @@ from tests.small_models import SMALL
 from alphastomics.data import AnnDataSource
 from alphastomics.metrics import distance_spearman
 from alphastomics.train import adaptation
-from alphastomics.train.adaptation import PASSES, ROUNDS, SHARE, _PlacedCells
+from alphastomics.train.adaptation import PASSES, ROUNDS, SHARE, placed_cells
 from alphastomics.train.objective import Objective
 
 
@@ -129,7 +129,7 @@ def test_the_number_of_steps_is_bounded_by_the_query_and_by_the_training(model, 
 
 def placed_at(source, x):
     (cells,) = source.slices
-    return _PlacedCells(source, [cells._replace(rows=cells.rows[::-1], position=x)]).slices[0]
+    return placed_cells(source, [cells._replace(rows=cells.rows[::-1], position=x)]).slices[0]
 
 
 def test_predicted_positions_have_the_radius_of_the_reference(model, query):

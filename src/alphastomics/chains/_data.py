@@ -35,8 +35,8 @@ from scipy import sparse
 from scipy.optimize import brentq
 from scipy.spatial.transform import Rotation
 
+from alphastomics._checks import check_counts, check_seed
 from alphastomics._keys import SLICE, SPATIAL
-from alphastomics._seed import check_counts, check_seed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -68,8 +68,8 @@ class PlacementConfig:
         Move each cell towards the cells with similar neighborhood embeddings. By default for counts, log-normalized and binary values.
     independent
         Place each cell by itself, at the position in the reference where the expression is most similar, instead of all cells as
-        one tissue. For dissociated cells, of which there may be many more or fewer than a tissue has. Differences of the mean of
-        each gene are removed first. The layout is not refined, overlaps are not removed, and random draws do not change.
+        one tissue. For dissociated cells, of which there may be many more or fewer than a tissue has. A shift of
+        each gene from the reference, as between techniques, is removed first. The layout is not refined, overlaps are not removed, and random draws do not change.
     min_confidence
         Cells with a smaller confidence, from 0 to 1, are not placed: their position is NaN.
     """

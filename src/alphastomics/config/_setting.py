@@ -279,14 +279,14 @@ def check_names(values: Mapping[str, Any], *classes: Any) -> None:
 
 def unexpected_argument(name: str, names: Iterable[str], caller: str = "") -> TypeError:
     """The error for an unknown argument of a function, with the known one that was probably meant, if one is similar."""
-    names, meant = list(names), name
+    names, meant, field_name = list(names), name, ""
     while meant in SISTER_NAMES and meant not in names:
-        meant = SISTER_NAMES[meant]
+        field_name, meant = meant, SISTER_NAMES[meant]
     similar = [meant] if meant in names else get_close_matches(name[:LONGEST], names, n=1, cutoff=MIN_SIMILARITY)
     where = f"{caller}() got an " if caller else ""
     remedy = f"did you mean {similar[0]!r}?" if similar else "leave it out"
-    if similar == ["plan_kwargs"] and name in SISTER_NAMES:
-        remedy = "pass plan_kwargs={'lr': …}"
+    if field_name and similar == ["plan_kwargs"]:
+        remedy = f"pass plan_kwargs={{{field_name!r}: …}}"
     return TypeError(f"{where}unexpected keyword argument {name!r}; {remedy}")
 
 

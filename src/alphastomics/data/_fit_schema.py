@@ -99,7 +99,7 @@ def fit_schema(adata: AnnData, **setup: Any) -> TissueSchema:
         _check_tiles([points for _, points in groups], fit_spacing(extents), slice_key)
     matrix, chosen, values = read_expression(adata, setup["layer"], setup["transform"])
     log_kind("the reference", values, chosen)
-    _recommend_counts(adata, values.kind)
+    _recommend_counts(adata, setup["layer"], values.kind)
     library_size, share, mean, gene_scale = _fit_expression(matrix, chosen)
     logger.info("%d reference cells, %d genes (%s), %d slices", adata.n_obs, len(genes), chosen, len(extents))
     return TissueSchema(
@@ -120,9 +120,9 @@ def fit_schema(adata: AnnData, **setup: Any) -> TissueSchema:
     )
 
 
-def _recommend_counts(adata: AnnData, kind: ValueKind) -> None:
+def _recommend_counts(adata: AnnData, layer: str | None, kind: ValueKind) -> None:
     """Log where counts are or how they are restored, if other values were chosen that may be transformed counts."""
-    layers = [name for name in adata.layers if "counts" in str(name)]  # anndata 0.13 lists X as None
+    layers = [name for name in adata.layers if name != layer and "counts" in str(name)]  # X is None in anndata 0.13
     if kind in ("counts", "binary") or not (layers or kind == "log-normalized"):
         return
     logger.warning(

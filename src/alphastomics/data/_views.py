@@ -1,29 +1,45 @@
-"""Parts of a source of cells."""
+"""Other views of cells, which share their arrays."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import anndata as ad
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pandas as pd
     from numpy.typing import NDArray
 
-    from alphastomics.data._sources import CellSource
+    from alphastomics.data._sources import CellSource, SliceCells
 
 
-class SomeSlices:
-    """The slices ``index`` of a source; cells keep their row numbers."""
+def shallow_copy(adata: ad.AnnData, *, obs: pd.DataFrame | None = None) -> ad.AnnData:
+    """Cells with the arrays of others, and with another table if one is given."""
+    layers = {name: values for name, values in adata.layers.items() if name is not None}  # X in anndata 0.13
+    table = adata.obs if obs is None else obs
+    return ad.AnnData(X=adata.X, obs=table, var=adata.var, obsm=dict(adata.obsm), layers=layers)
 
-    def __init__(self, source: CellSource, index: Sequence[int]) -> None:
-        self._source, self._index = source, tuple(index)
-        self.slices = tuple(source.slices[i] for i in index)
-        self.measured: NDArray[np.bool_] = np.any([source.measured_in(i) for i in index], axis=0)
+
+class SourceView:
+    """A source with other ``slices``; cells keep their row numbers."""
+
+    def __init__(self, source: CellSource, slices: Sequence[SliceCells]) -> None:
+        self._source, self.slices = source, tuple(slices)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
+
+
+class SomeSlices(SourceView):
+    """The slices ``index`` of a source."""
+
+    def __init__(self, source: CellSource, index: Sequence[int]) -> None:
+        super().__init__(source, [source.slices[i] for i in index])
+        self._index = tuple(index)
+        self.measured: NDArray[np.bool_] = np.any([source.measured_in(i) for i in index], axis=0)
 
     def measured_in(self, slice_index: int) -> NDArray[np.bool_]:
         """Which genes of the schema the cells of a slice have, (G,)."""

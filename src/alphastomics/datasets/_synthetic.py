@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
+from alphastomics._checks import check_counts, check_seed
 from alphastomics._keys import CELL_TYPE, SLICE, SPATIAL
-from alphastomics._seed import check_counts, check_seed
 from alphastomics.datasets._anatomy import SmoothFields, draw_anatomy, draw_cell_types, draw_positions
 from alphastomics.datasets._expression import draw_counts, draw_depth, draw_programs
 

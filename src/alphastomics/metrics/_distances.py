@@ -8,7 +8,7 @@ import numpy as np
 from scipy.spatial.distance import cdist, pdist
 from scipy.stats import rankdata
 
-from alphastomics._seed import check_seed
+from alphastomics._checks import check_seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -26,7 +26,7 @@ import pandas as pd
 from sklearn.cluster import KMeans
 from sklearn.metrics import normalized_mutual_info_score
 
-from alphastomics._seed import check_seed
+from alphastomics._checks import check_seed
 from alphastomics.metrics._distances import check_pair, row_chunks
 from alphastomics.metrics._neighbors import N_NEIGHBORS, nearest_cells, neighbor_probability
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from alphastomics._seed import check_seed
+from alphastomics._checks import check_seed
 from alphastomics.metrics._align import aligned_rmsd, procrustes_disparity, rigid_rmsd
 from alphastomics.metrics._distances import (
     CONTACT_SHARE,

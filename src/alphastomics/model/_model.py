@@ -10,8 +10,8 @@ import rich.pretty  # noqa: F401  scvi-tools uses rich.pretty without importing 
 from scvi import settings
 from scvi.data import AnnDataManager
 
+from alphastomics._checks import check_seed
 from alphastomics._messages import hide_others
-from alphastomics._seed import check_seed
 from alphastomics.config import DiffusionSettings, ModelConfig, NetworkConfig, SetupConfig, SourceConfig
 from alphastomics.config._setting import check_names, settings_of, split_arguments
 from alphastomics.data import fit_schema

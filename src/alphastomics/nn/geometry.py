@@ -164,8 +164,8 @@ class GeometryEncoder(nn.Module):
 
         g = \big(z^{pos},\; \tau = 1 - t_{pos},\; s,\; \mathcal N(z^{pos}, s),\; p(h^0, z^{pos}, s)\big)
 
-    Neighbors :math:`\mathcal N` are found among these positions at every call. If positions are absent, :math:`\tau = 0` and they are not used. A masked coordinate is set to 0, the center, as in
-    the embedding of positions; a cell with a masked coordinate neither has nor is a neighbor in space. A context that is all
+    Neighbors :math:`\mathcal N` are found among these positions at every call. If positions are absent, :math:`\tau = 0` and they
+    are not used. A masked coordinate is set to 0, the center, as in the embedding of positions; a cell with a masked coordinate neither has nor is a neighbor in space. A context that is all
     padding has no positions.
     """
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from alphastomics import _keys
-from alphastomics._seed import check_seed
+from alphastomics._checks import check_seed
 from alphastomics.data._checks import check_type, read_position
 from alphastomics.data._slices import resolve_slice_key, slice_rows
 

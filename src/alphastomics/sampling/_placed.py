@@ -84,8 +84,8 @@ def report_composition(placed: Placed) -> None:
     if len(over) < MIN_REPORTED:
         return
     message = (
-        f"{len(over) / len(placed.frequency):.0%} of the cells are of cell states that are more than {MAX_RATIO:g} times as frequent as in the "
-        f"reference (median: {np.median(over):.2g} times). Each of them is placed together with a part of the others only, so that "
+        f"{len(over) / len(placed.frequency):.0%} of the cells are of cell states that are more than {MAX_RATIO:g} times as frequent "
+        f"as in the reference (median: {np.median(over):.2g} times). Each of them is placed together with a part of the others only, so that "
         "the composition is that of the reference."
     )
     if is_other_composition(placed.frequency, placed.confidence):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from alphastomics._checks import check_counts
 from alphastomics._keys import MODALITY_AGREEMENT, SPATIAL
-from alphastomics._seed import check_counts
 from alphastomics.config import SetupConfig
 from alphastomics.data._checks import check_in_memory, expression_matrix
 from alphastomics.metrics import log1p_normalized, median_library_size

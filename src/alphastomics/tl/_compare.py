@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alphastomics import _keys
-from alphastomics._seed import check_seed
+from alphastomics._checks import check_seed
 from alphastomics.config import PlanConfig, SetupConfig
 from alphastomics.config._comparison import ComparisonConfig, ComparisonMode
 from alphastomics.config._setting import check_names, documented

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from alphastomics._checks import check_counts
 from alphastomics._keys import CELL_TYPE, RECONSTRUCTED, SPATIAL
-from alphastomics._seed import check_counts
 from alphastomics.config import SetupConfig
 from alphastomics.metrics import position_scores, spread_scores, subsample_cells
 from alphastomics.metrics._neighbors import N_NEIGHBORS

@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
+from alphastomics._checks import check_seed
 from alphastomics._provenance import result_record
-from alphastomics._seed import check_seed
 from alphastomics.data._checks import check_genes, check_in_memory, check_text, expression_matrix
 from alphastomics.metrics import log1p_normalized, median_library_size, pearson_per_gene
 from alphastomics.tl._checks import check_model

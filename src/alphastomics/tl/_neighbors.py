@@ -5,8 +5,9 @@ from __future__ import annotations
 from numbers import Integral
 from typing import TYPE_CHECKING
 
-import anndata as ad
 from sklearn.neighbors import NearestNeighbors
+
+from alphastomics.data._views import shallow_copy
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,5 +39,4 @@ def without_cell_types(adata: AnnData, model: AlphaSTomics) -> AnnData:
     key = model.schema.cell_type_key
     if key is None or key not in adata.obs:
         return adata
-    layers = {name: values for name, values in adata.layers.items() if name is not None}  # X in anndata 0.13
-    return ad.AnnData(X=adata.X, obs=adata.obs.drop(columns=key), var=adata.var, obsm=dict(adata.obsm), layers=layers)
+    return shallow_copy(adata, obs=adata.obs.drop(columns=key))

@@ -19,6 +19,7 @@ from alphastomics.config import (
 )
 from alphastomics.config._setting import settings_of, unexpected_argument
 from alphastomics.data._checks import check_in_memory, check_key, read_position
+from alphastomics.data._views import shallow_copy
 from alphastomics.tl._checks import check_model
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def reconstruct(
         if reference is not None:
             remedy = "pass position_key=…, or exchange reference and query"
             check_key("reference.obsm", reference.obsm, position, "position_key", remedy)
-        if reference is None:
+        else:
             unknown = _without_position(query, position)
             reference = query[_training_cells(query, unknown, slice_key)]
         trained = _make_model(reference, setup, arguments["init"], random_state)
@@ -202,8 +203,8 @@ def sort_arguments(
 ) -> Arguments:
     """Sort keyword arguments of ``caller`` into ``setup``, ``init``, ``train`` and ``sample``.
 
-    The names are those of the declared settings and of the trainer. ``named`` are further arguments
-    of ``caller``, which may have been meant by an unknown one.
+    The names are those of the declared settings and of the trainer. ``named`` are further arguments of ``caller``, which may have been
+    meant by an unknown one.
 
     Raises
     ------
@@ -272,20 +273,12 @@ def _make_model(
     reference: AnnData, setup: dict[str, Any], arguments: dict[str, Any], random_state: int
 ) -> AlphaSTomics:
     """An untrained model of the reference, which is left unregistered."""
-    import anndata as ad
-
     from alphastomics.model import AlphaSTomics
 
     if reference.is_view:
         cells = reference.copy()
-    else:  # shares the arrays
-        cells = ad.AnnData(
-            X=reference.X,
-            obs=reference.obs,
-            var=reference.var,
-            obsm=dict(reference.obsm),
-            layers=dict(reference.layers),
-        )
+    else:
+        cells = shallow_copy(reference)
     AlphaSTomics.setup_anndata(cells, **setup)
     return AlphaSTomics(cells, **{"random_state": random_state, **arguments})
 

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from alphastomics import metrics
+from alphastomics._checks import check_counts
 from alphastomics._keys import CELL_TYPE, CLUSTER_SCORES, MORAN, POSITION_SCORES, RECONSTRUCTED, SPATIAL
-from alphastomics._seed import check_counts
 from alphastomics.config import SetupConfig
 from alphastomics.data._checks import check_type
 from alphastomics.metrics._moran import N_NEIGHBORS as MORAN_NEIGHBORS

@@ -24,13 +24,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from alphastomics.config import DEFAULT_CONTEXT_SIZE
 from alphastomics.data import ContextDataset
+from alphastomics.data._views import SourceView
 from alphastomics.train.objective import Objective
 from alphastomics.train.short_training import train_for_steps
 from alphastomics.train.timesteps import PLACED
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from alphastomics.config import Augmentation, PlanConfig
-    from alphastomics.data import CellSource, SliceCells
+    from alphastomics.data import CellSource, SliceCells, TissueSchema
     from alphastomics.diffusion import Mode, Process
     from alphastomics.nn import Denoiser
 
@@ -54,24 +55,22 @@ RATE = 0.5  # learning rate, as a share of that of the training
 SEED = 2  # added to the seed of the training
 
 
-class _PlacedCells:
+def placed_cells(source: CellSource, slices: Sequence[SliceCells]) -> CellSource:
     """The cells of a query in ``slices``, at positions that were predicted."""
+    pairs = zip(source.slices, slices, strict=True)
+    placed: CellSource = SourceView(source, [_scaled(source.schema, *pair) for pair in pairs])
+    return placed
 
-    def __init__(self, source: CellSource, slices: Sequence[SliceCells]) -> None:
-        self._source = source
-        self.slices = tuple(self._scaled(*pair) for pair in zip(source.slices, slices, strict=True))
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
-
-    def _scaled(self, cells: SliceCells, predicted: SliceCells) -> SliceCells:
-        schema, x = self._source.schema, predicted.position
-        assert x is not None  # it was predicted
-        known = cells.position is not None and np.isfinite(cells.position).all(1).any()
-        radius = float(np.sqrt(np.square(x - x.mean(0)).mean()))
-        if known or schema.frame == "shared" or radius == 0:
-            return predicted
-        return predicted._replace(position=x.mean(0) + (x - x.mean(0)) * (schema.scale / radius))
+def _scaled(schema: TissueSchema, cells: SliceCells, predicted: SliceCells) -> SliceCells:
+    """Predicted positions of a slice with the radius of the reference, unless positions of ``cells`` are known."""
+    x = predicted.position
+    assert x is not None  # it was predicted
+    known = cells.position is not None and np.isfinite(cells.position).all(1).any()
+    radius = float(np.sqrt(np.square(x - x.mean(0)).mean()))
+    if known or schema.frame == "shared" or radius == 0:
+        return predicted
+    return predicted._replace(position=x.mean(0) + (x - x.mean(0)) * (schema.scale / radius))
 
 
 def adapt(
@@ -118,7 +117,7 @@ def adapt(
     if second is not None:
         trained.append((second, "expr_to_pos", max(1, round(PLACED[mode] * n_round))))
     for number in range(SEED, SEED + ROUNDS):
-        placed = _PlacedCells(query, predict())
+        placed = placed_cells(query, predict())
         for module, purpose, n in trained:
             _train(
                 module, [reference, placed], diffusion, plan, augmentation, mode=purpose, n_steps=n, seed=seed + number

@@ -20,13 +20,14 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from alphastomics.config import DEFAULT_CONTEXT_SIZE, TrainingConfig
 from alphastomics.data import ContextDataset
+from alphastomics.data._views import SourceView
 from alphastomics.nn import Denoiser
 from alphastomics.train.ema import update_average
 from alphastomics.train.objective import Objective
@@ -99,14 +100,12 @@ class CrossFit(NamedTuple):
         return round(self.n_steps / placed * (n_seen + n_held_out) / n_seen)
 
 
-class _PartOfSlice:
+class _PartOfSlice(SourceView):
     """A source with some of the cells of its only slice."""
 
     def __init__(self, source: CellSource, cells: SliceCells) -> None:
-        self._source, self.slices, self.n_cells = source, (cells,), len(cells.rows)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
+        super().__init__(source, [cells])
+        self.n_cells = len(cells.rows)
 
     def pieces(self, slice_index: int) -> list[NDArray[np.int64]]:
         """Numbers of the cells, which are read at once."""

@@ -200,8 +200,10 @@ def training_slices(source: CellSource, validation_size: float | None) -> CellSo
     """The slices of a source that are not held out for validation."""
     names = [cells.name for cells in source.slices]
     held_out = held_out_names(names, validation_size)
+    if not held_out:
+        return source
     part: CellSource = SomeSlices(source, [i for i, name in enumerate(names) if name not in held_out])
-    return part if held_out else source
+    return part
 
 
 def held_out_names(names: list[str], validation_size: float | None) -> list[str]:
