@@ -27,7 +27,7 @@ demo: $(VENV)/.installed
 	$(BIN)/alphastomics demo --output-dir demo
 
 test: $(VENV)/.installed-test
-	$(PYTEST) -m "not slow"
+	$(PYTEST) --dist worksteal -m "not slow"
 
 test-all: $(VENV)/.installed-test
 	$(PYTEST) --durations=25 $(if $(ONLY_SLOW),-m slow)

@@ -18,14 +18,25 @@ WHOLE_SLICES = (
     *("--variants", "contexts of 1,024", "full", "--output", str(RESULTS / "whole_slices.json")),
 )
 MOSTLY_KNOWN = {
-    "mostly_known": ("--known-share", "0.8", "--within"),
-    "mostly_known_model_of_another": ("--known-share", "0.8"),
+    "mostly_known": ("--known-share", "0.8", "--minutes", "0", "--within"),
+    "mostly_known_model_of_another": ("--known-share", "0.8", "--minutes", "0"),
 }
+INGREDIENTS = {"seqfish": "400", "starmap3d": "200"}  # steps
 CALIBRATED = ("seqfish", "starmap_mpfc", "drosophila3d", "hypothalamus")
 HELD_OUT = ("pos_to_expr", "directions", "gene_inpainting", "uncertainty", "joint", "embeddings", "likelihood")
 MEASURING = (
     *("chains", "claims", "denoiser_speed", "experts", "loading", "memory", "scores", "size", "speed", "waiting"),
-    *("preprocess_memory", "preprocess_speed", "killed", "killed_training", "fuzz", "atlas", "processes"),
+    *(
+        "preprocess_memory",
+        "preprocess_speed",
+        "killed",
+        "killed_training",
+        "fuzz",
+        "atlas",
+        "processes",
+        "unmatched",
+        "ablation",
+    ),
 )
 MODELS = Path(__file__).parent / "models"
 
@@ -38,21 +49,34 @@ def main() -> None:
     options = parser.parse_args()
     data = ["--data-dir", options.data_dir] if options.data_dir else []
     shared = ["--model-dir", str(options.model_dir), *data]
-    runs = [["unseen", *shared]]
-    runs += [
-        [name, *shared, "--benchmark", tissue] for tissue in CALIBRATED for name in ("calibration", "known_positions")
-    ]
+    runs = [
+        ["unseen", *shared],
+        ["picture", *shared],
+    ]  # models whose training time the package chooses, as in the next ones
     runs += [
         ["known_positions", *shared, *flags, "--benchmark", tissue, "--output", str(RESULTS / f"{name}_{tissue}.json")]
         for tissue in ("seqfish", "hypothalamus")
         for name, flags in MOSTLY_KNOWN.items()
     ]  # fmt: skip
-    runs.append(["picture", *shared])
+    runs += [["dissociated", *shared], ["gallery", "--model-dir", str(options.model_dir / "gallery"), *data]]
+    runs += [
+        [name, *shared, "--benchmark", tissue] for tissue in CALIBRATED for name in ("calibration", "known_positions")
+    ]
+    runs += [
+        [
+            *("calibration", *shared, "--benchmark", tissue, "--mode", "expr_to_pos"),
+            *("--output", str(RESULTS / f"calibration_{tissue}_expr_to_pos.json")),
+        ]
+        for tissue in CALIBRATED[:3]
+    ]
+    runs += [["heuristics", *shared, "--benchmark", tissue] for tissue in ("starmap_mpfc", "drosophila3d")]
+    runs.append(["heuristics", *shared, "--benchmark", "seqfish", "--cells", "2000"])
+    runs.append(["levers", *data, "--steps", "800", "--tissues", "starmap_mpfc", "hypothalamus"])
     runs += [[name, *shared, "--benchmark", tissue] for tissue in TISSUES for name in HELD_OUT]
-    runs += [["shell", *data], ["time_to_accuracy", *data]]
+    runs += [["shell", *data], ["time_to_accuracy", *data, "--tissues", "seqfish", "--minutes", *"23468"]]
     runs += [["compare", *data, "--benchmark", tissue] for tissue in TISSUES]
     runs.append(["long_context", *data])
-    runs += [["ingredients", *data, "--benchmark", tissue] for tissue in ("seqfish", "starmap3d")]
+    runs += [["ingredients", *data, "--benchmark", tissue, "--steps", steps] for tissue, steps in INGREDIENTS.items()]
     runs.append(["ingredients", *data, *WHOLE_SLICES])
     runs.append(["arithmetic", "--measure"])
     for name, *arguments in [*runs, *([name] for name in MEASURING)]:

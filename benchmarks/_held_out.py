@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from alphastomics.model import AlphaSTomics
 
 TISSUES = ("starmap_mpfc", "seqfish")
+MINUTES = {"starmap_mpfc": 3.0, "drosophila3d": 4.0, "seqfish": 12.0, "hypothalamus": 12.0}  # of a training
 
 
 def parser(name: str, *, tissue: str = TISSUES[0], tissues: Collection[str] = TISSUES) -> argparse.ArgumentParser:
@@ -28,7 +29,9 @@ def parser(name: str, *, tissue: str = TISSUES[0], tissues: Collection[str] = TI
     )
     found.add_argument("--benchmark", choices=tissues, default=tissue, help="tissue")
     found.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    found.add_argument("--minutes", type=float, help="training time of a model; default: the package chooses")
+    found.add_argument(
+        "--minutes", type=float, help="training time of a model; 0: the package chooses; default by tissue"
+    )
     found.add_argument("--model-dir", type=Path, help="folder in which trained models are saved and reused")
     found.add_argument("--output", type=Path, help=f"default benchmarks/results/{name}_BENCHMARK.json")
     found.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
@@ -37,8 +40,10 @@ def parser(name: str, *, tissue: str = TISSUES[0], tissues: Collection[str] = TI
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the options and fill in the output, which depends on the tissue."""
+    """Parse the options and fill in the training time and the output, which depend on the tissue."""
     options = parser.parse_args(argv)
+    minutes = MINUTES.get(options.benchmark) if options.minutes is None else options.minutes
+    options.minutes = minutes or None
     options.output = options.output or RESULTS / f"{options.name}_{options.benchmark}.json"
     return options
 

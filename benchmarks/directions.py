@@ -46,7 +46,6 @@ COMPARED = {
 }
 """Score -> the specialized model and the task."""
 TOLERANCE = 0.05
-MINUTES = 3.0  # of each training
 
 
 def row(mode: str, kind: str) -> str:
@@ -118,9 +117,7 @@ def comparison_table(compared: Mapping[str, Mapping[str, Any]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train and score every unfinished model and print the comparison."""
-    parser = _held_out.parser("directions")
-    parser.set_defaults(minutes=MINUTES)
-    options = _held_out.parse(parser, argv)
+    options = _held_out.parse(_held_out.parser("directions"), argv)
     results, summary = _held_out.run_folds(run, options)
     compared = compare(results.entries, summary, options.seeds)
     results.write(summary=summary, compared=compared)

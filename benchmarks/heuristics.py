@@ -79,14 +79,15 @@ def full_drift(_: AlphaSTomics) -> Iterator[None]:
 
 
 @contextmanager
-def one_embedding(_: AlphaSTomics) -> Iterator[None]:
-    """A layout is refined by the first half of the joint embedding, that of the last block."""
+def one_embedding(model: AlphaSTomics) -> Iterator[None]:
+    """A layout is refined by the embedding of the last block alone, of each network."""
     from alphastomics.sampling import _position
 
     refine = _position.refine_layout
 
     def refined(mean: Tensor, feature: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return refine(mean, 2**0.5 * feature[:, : feature.shape[1] // 2], *args, **kwargs)
+        of_networks = feature.unflatten(1, (-1, 2, model.module.config.n_latent))
+        return refine(mean, 2**0.5 * of_networks[:, :, 0].flatten(1), *args, **kwargs)
 
     with patch.object(_position, "refine_layout", refined):
         yield
@@ -247,7 +248,7 @@ def run(results: Results, held_out: HeldOut, options: argparse.Namespace) -> Non
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Score every unfinished fold and seed, and print the changes."""
-    parser = _held_out.parser("heuristics", tissues=BENCHMARKS)
+    parser = _held_out.parser("heuristics", tissues=_held_out.MINUTES)
     parser.add_argument("--cells", type=int, help="number of cells of the held-out slice whose expression is scored")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.set_defaults(seeds=[0])

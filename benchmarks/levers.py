@@ -110,9 +110,7 @@ def changed_adaptation(row: str) -> Iterator[None]:
         "one round": patch.object(adaptation, "ROUNDS", 1),
         "short": patch.multiple(adaptation, SHARE=adaptation.SHARE / 2, PASSES=adaptation.PASSES // 2),
         "refined targets": patch.object(_position_draws, "SamplingConfig", _refined(_position_draws.SamplingConfig)),
-        "targets not scaled": patch.object(
-            adaptation._PlacedCells, "_scaled", lambda self, cells, predicted: predicted
-        ),
+        "targets not scaled": patch.object(adaptation, "_scaled", lambda schema, cells, predicted: predicted),
         "one network": patch.object(_second.SecondNetwork, "build", lambda self, network: None),
     }
     with changes[row]:

@@ -1,4 +1,4 @@
-"""The tables of the README and of four pages of ``docs/``, from the committed results: ``python -m benchmarks.readme`` prints them."""
+"""The tables of the README and of three pages of ``docs/``, from the committed results: ``python -m benchmarks.readme`` prints them."""
 
 from __future__ import annotations
 

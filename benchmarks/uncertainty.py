@@ -3,7 +3,7 @@ r"""Predicted uncertainty compared with the error on a held-out slice.
 The results of ``model.sample`` are scored: a prediction and its standard deviation s for every cell.
 
 **Position.** The held-out slice is placed from its expression alone by 8 draws, with ``reduce="mean"`` and with
-``reduce="medoid"``; s is ``obs["spatial_reconstructed_uncertainty"]``, the root mean square distance of the draws from the prediction. The prediction is aligned to the truth by the transform of
+``reduce="medoid"``; s is ``obs["spatial_reconstructed_uncertainty"]``, the distance of the draws from the prediction. The prediction is aligned to the truth by the transform of
 ``aligned_rmsd`` in ``_placement.py`` (rotation, reflection, shift and scale, which expression does not contain), and s is scaled with it;
 the error e is the remaining distance, in the units of the truth.
 

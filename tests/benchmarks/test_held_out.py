@@ -32,7 +32,8 @@ def test_all_have_the_same_options(name):
     options = _held_out.parse(_held_out.parser(name), arguments)
     assert (options.seeds, options.minutes, options.model_dir) == ([4], 1, Path("m"))
     default = _held_out.parse(_held_out.parser(name), ["--benchmark", "seqfish"])
-    assert (default.minutes, default.output.name) == (None, f"{name}_seqfish.json")
+    assert (default.minutes, default.output.name) == (12.0, f"{name}_seqfish.json")
+    assert _held_out.parse(_held_out.parser(name), ["--minutes", "0"]).minutes is None  # the package chooses
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ class Neighborhood(NamedTuple):
 def by_features(feature: Tensor, width: float) -> Neighborhood:
     r"""Neighbors by the directions of vectors (B, N, K), as in :math:`L_\text{neighbor}`."""
     value = F.normalize(feature.float(), dim=-1)
-    return Neighborhood(value, lambda rows, cells: rows @ cells.transpose(1, 2) / TEMPERATURE, width)
+    return Neighborhood(value, lambda rows, cells: (rows / TEMPERATURE) @ cells.transpose(1, 2), width)
 
 
 def by_positions(predicted: Tensor, width: float) -> Neighborhood:
@@ -195,13 +195,14 @@ def neighborhood_errors(
 def _neighborhood_block(neighborhoods: Sequence[Neighborhood], true: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
     """Sums (L, B) of the cross-entropies of some ``rows``."""
     excluded = (torch.arange(true.shape[1], device=true.device) == rows[:, None]) | ~mask[:, None, :]
-    floor, real = torch.finfo(torch.float32).min / 4, mask.index_select(1, rows)
-    squared = pairwise_distances(true.index_select(1, rows), true) ** 2
+    floor = torch.finfo(torch.float32).min / 4  # p is 0 there, and 0 times it is 0
+    compared = mask.index_select(1, rows) & (mask.sum(1, keepdim=True) > 1)
+    squared = pairwise_distances(true.index_select(1, rows), true).square_()
     share: dict[float, Tensor] = {}
     sums = []
     for value, similarity, width in neighborhoods:
         if width not in share:
-            share[width] = (-squared / (2 * width**2)).masked_fill(excluded, floor).softmax(-1)
+            share[width] = (squared / (-2 * width**2)).masked_fill_(excluded, floor).softmax(-1)
         log_q = similarity(value.index_select(1, rows), value).masked_fill(excluded, floor).log_softmax(-1)
-        sums.append((-(share[width] * log_q.masked_fill(excluded, 0.0)).sum(-1) * real).sum(1))
+        sums.append(-((share[width] * log_q).sum(-1) * compared).sum(1))
     return torch.stack(sums)
