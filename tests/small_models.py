@@ -46,7 +46,7 @@ def brief_fits() -> Iterator[None]:
 
     with (
         patch.multiple(_fit_expression, MARGINAL_STEPS=8, DEPENDENCE_STEPS=4, DRAWS=1, ROUNDS=1),
-        patch.multiple(_fit_perturbation, N_DRAWS=2, SHARES=(0.1, 0.5, 0.9)),
+        patch.multiple(_fit_perturbation, N_DRAWS=2, SHARES=(0.5,)),
     ):
         yield
 

@@ -438,6 +438,13 @@ def test_other_processes_of_a_demo_only_train(tiny_demo, tmp_path, capsys, monke
     assert files_in(tmp_path) == []
 
 
+@pytest.mark.parametrize("mode", ["joint", "pos_to_expr"])
+def test_a_mode_that_places_no_cells_is_refused_before_training(tiny_demo, mode, capsys, tmp_path, no_training):
+    assert main([*tiny_demo, "--mode", mode]) == 1
+    assert f"mode={mode!r}" in error_line(capsys) or f"--mode {mode}" in error_line(capsys)
+    assert files_in(tmp_path) == []
+
+
 @pytest.mark.parametrize("time", ["301", "00:00:05:01"])
 def test_demo_is_short(tiny_demo, time, capsys, tmp_path):
     assert main([*tiny_demo, "--max-time", time]) == 1

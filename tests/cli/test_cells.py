@@ -7,6 +7,7 @@ import pickle
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import anndata as ad
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from alphastomics.cli._cells import panels, sample_cells
-from alphastomics.cli._query import check_suffix
+from alphastomics.cli._query import _check_positions, check_suffix
 from alphastomics.cli._tensors import read_tensors
 from alphastomics.data import read_dataset, read_parquet
 from alphastomics.data.preprocess import Stage1Options, Stage2Options, preprocess
@@ -31,6 +32,15 @@ PANEL = 4  # genes that one of the slices lacks
 
 def run(*tokens):
     return main([str(token) for token in tokens])
+
+
+def test_positions_may_be_a_data_frame():
+    cells = synthetic_tissue(n_slices=1, n_cells=20, n_genes=5, random_state=0)
+    expected = cells.obsm["spatial"].copy()
+    table = pd.DataFrame(np.c_[expected, np.zeros(20)], index=cells.obs_names, columns=["x", "y", "z"])
+    cells.obsm["spatial"] = table
+    _check_positions(cells, Path("query.h5ad"), SimpleNamespace(position_key="spatial", n_dims=2, n_columns=2))
+    np.testing.assert_array_equal(cells.obsm["spatial"], expected)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import anndata as ad
 import numpy as np
+import pandas as pd
 import pytest
 
 from alphastomics import tl
@@ -47,6 +48,16 @@ def test_the_command_places_cells_as_the_function_does(here, capsys):
     assert list(written.obs) == list(expected.obs)
     assert 'their positions are in obsm["spatial_reconstructed"]' in capsys.readouterr().err
     assert sorted(path.name for path in here.iterdir()) == "both.h5ad query.h5ad reconstructed.h5ad ref.h5ad".split()
+
+
+def test_names_of_cells_that_may_be_missing_are_written(here):
+    query = ad.read_h5ad("query.h5ad")
+    query.obs_names = query.obs_names.astype("string")  # as anndata 0.13 stores them
+    query.obs["note"] = pd.array(["a"] * (query.n_obs - 1) + [None], dtype="string")
+    with ad.settings.override(allow_write_nullable_strings=True):
+        query.write_h5ad("query.h5ad")
+    assert main(["reconstruct", "query.h5ad", "ref.h5ad", "--no-adapt", *FLAGS]) == 0
+    assert list(ad.read_h5ad("reconstructed.h5ad").obs_names) == list(query.obs_names)
 
 
 def test_a_model_is_kept_and_used_again(here):

@@ -44,7 +44,7 @@ def test_exact_fraction_of_every_slice(sizes, fraction, n_dims, seed):
     np.testing.assert_array_equal(adata.obsm["spatial"][kept], before[kept])
 
 
-@pytest.mark.parametrize("slices", ["s1", ["s1"], ("s2", "s0")])
+@pytest.mark.parametrize("slices", ["s1", ["s1"], ("s2", "s0"), {"s2"}, dict.fromkeys(["s0"])])
 def test_whole_slices(slices):
     adata = make((5, 6, 7))
     hide_positions(adata, slices=slices)

@@ -348,6 +348,14 @@ def test_placement_moves_with_the_known_cells_of_the_slice(partly):
     assert np.abs(moved.obsm[KEY][200:300] - (cells.obsm[KEY][200:300] @ turn + 1000)).mean() < 0.1 * spread
 
 
+def test_a_missing_slice_is_reported(partly):
+    cells, _ = partly
+    cells.obs["slice_id"] = cells.obs["slice_id"].astype(object)
+    cells.obs.iloc[0, cells.obs.columns.get_loc("slice_id")] = np.nan
+    with pytest.raises(ValueError, match=r'obs\["slice_id"\] is missing for 1 cells'):
+        reconstruct(cells, **QUICK)
+
+
 def test_one_slice_without_a_name(cells):
     one = cells[:200].copy()
     del one.obs["slice_id"]

@@ -11,7 +11,7 @@ from alphastomics._io._json import to_plain
 from alphastomics._rank import is_first, quiet_unless_first
 from alphastomics.cli._output import number, prepare_folder, write_figure, write_h5ad
 from alphastomics.cli._report import write_report
-from alphastomics.config import SetupConfig
+from alphastomics.config import PLACING_MODES, SetupConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,12 +45,14 @@ def run_demo(output_dir: Path, options: FitOptions, seed: int) -> pd.DataFrame |
     Raises
     ------
     ValueError
-        If the training would take more than five minutes.
+        If the training would take more than five minutes, or the mode does not place cells.
     """
     from alphastomics import datasets, tl
     from alphastomics.cli._train import check_device, fit
     from alphastomics.train import seconds_of
 
+    if options.mode not in PLACING_MODES:
+        raise ValueError(f"The demo places cells, which mode={options.mode!r} cannot; pass mode='expr_to_pos' or 'any'")
     if (seconds_of(options.max_time) or 0) > MAX_SECONDS:
         raise ValueError(f"The demo trains for at most {MAX_SECONDS:.0f} s; lower max_time=…")
     quiet_unless_first()

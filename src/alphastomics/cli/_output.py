@@ -108,7 +108,8 @@ def write_h5ad(path: Path, adata: AnnData) -> None:
 
     adata.strings_to_categoricals()
     with h5py.File(path.name, "w", driver="core", backing_store=False) as file:
-        ad.io.write_elem(file, "/", adata)
+        with ad.settings.override(allow_write_nullable_strings=True):  # as files of anndata 0.13 have them
+            ad.io.write_elem(file, "/", adata)
         if adata.raw is None:  # null, which AnnData.write_h5ad leaves out
             file.pop("raw", None)
         file.flush()

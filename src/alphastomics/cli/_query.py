@@ -197,13 +197,15 @@ def _check_genes(cells: AnnData, path: Path, schema: TissueSchema) -> None:
 
 
 def _check_positions(cells: AnnData, path: Path, schema: TissueSchema) -> None:
+    import numpy as np
+
     from alphastomics.data._plane import insert_column
 
     key, n_dims = schema.position_key, schema.n_columns
     if key not in cells.obsm:
         found = ", ".join(map(repr, cells.obsm.keys())) or "none"
         raise KeyError(f'{path}: obsm["{key}"] is missing (found: {found}); store the positions there')
-    position = cells.obsm[key]
+    position = np.asarray(cells.obsm[key])
     if position.ndim == 2 and position.shape[1] == 3 and n_dims == 2:
         cells.obsm[key] = position[:, :2]  # as for a dataset
     elif position.ndim == 2 and position.shape[1] == schema.n_dims < n_dims:

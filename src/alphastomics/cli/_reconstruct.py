@@ -84,7 +84,7 @@ def run_reconstruction(
         known = None if reference is None else read_reference(reference)
         chosen["devices"] = 1
     model: Any = tl.reconstruct(cells, known, model=trained, return_model=True, random_state=seed, **chosen)
-    write_h5ad(output, cells)
     if model_dir is not None:
         model.save(model_dir)
+    write_h5ad(output, cells)
     return cells

@@ -100,7 +100,7 @@ def check_labels(adata: AnnData, key: str, argument: str) -> None:
 
 def label_name(label: object) -> str:
     """Text of a label; a column of integers is one of floats if a label is missing."""
-    return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
+    return str(int(label)) if isinstance(label, float | np.floating) and label.is_integer() else str(label)
 
 
 def encode_labels(labels: pd.Series, names: tuple[str, ...]) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import anndata as ad
 import pandas as pd
 
 from alphastomics._io._errors import format_value
@@ -80,7 +81,8 @@ class PersistenceMixin(ModelBase):
             _files.write_model(folder, self._state(), overwrite=overwrite)
             (folder / _files.DATA).unlink(missing_ok=True)  # of the model that was replaced
             if save_anndata:
-                self.adata.write_h5ad(folder / _files.DATA, **anndata_write_kwargs)
+                with ad.settings.override(allow_write_nullable_strings=True):  # as files of anndata 0.13 have them
+                    self.adata.write_h5ad(folder / _files.DATA, **anndata_write_kwargs)
 
         write_on_rank_zero(folder.absolute(), write)
 

@@ -95,7 +95,7 @@ def from_spatialdata(
         raise ValueError(
             f"regions of table=… have {sorted(dims)} dimensions; convert tables with regions of equal dimension"
         )
-    position = np.empty((adata.n_obs, dims.pop()))
+    position = np.full((adata.n_obs, dims.pop()), np.nan)
     for region, rows in cells.items():
         position[rows] = centroids[region]
     adata.obsm[position_key] = position

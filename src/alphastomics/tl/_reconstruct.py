@@ -7,6 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from alphastomics import _keys
 from alphastomics.config import (
@@ -250,13 +251,17 @@ def _training_cells(adata: AnnData, unknown: NDArray[np.bool_], slice_key: str |
     key = slice_key or _keys.SLICE
     if key not in adata.obs:
         return ~unknown
-    names, slices = np.unique(adata.obs[key].astype(str).to_numpy(), return_inverse=True)
-    n_known = np.bincount(slices[~unknown], minlength=len(names))
+    slices, names = pd.factorize(adata.obs[key])  # -1 without a slice, which is reported later
+    n_known = np.bincount(slices[~unknown & (slices >= 0)], minlength=len(names))
     too_few = (n_known > 0) & (n_known < MIN_CELLS)
     if not too_few.any() or n_known.max() < MIN_CELLS:
         return ~unknown
-    logger.info("Slices with fewer than %d known positions are left out: %s.", MIN_CELLS, ", ".join(names[too_few]))
-    return ~unknown & ~too_few[slices]
+    logger.info(
+        "Slices with fewer than %d known positions are left out: %s.",
+        MIN_CELLS,
+        ", ".join(sorted(map(str, names[too_few]))),
+    )
+    return ~unknown & ~np.isin(slices, np.flatnonzero(too_few))
 
 
 def _check_unused(model: AlphaSTomics, arguments: Arguments, **keys: str | None) -> None:

@@ -180,6 +180,14 @@ def test_cells_without_positions_and_slices_are_read(dataset, tmp_path):
     assert np.isnan(again.obsm["spatial"]).all()
 
 
+def test_names_of_draws_may_be_text(tissue, tmp_path):
+    cells = tissue.copy()
+    cells.obs["draw"] = np.where(np.arange(cells.n_obs) % 2, "first", "second")
+    write_parquet(cells, tmp_path / "out.parquet")
+    found = read_parquet(tmp_path / "out.parquet")
+    assert found.obs["draw"].astype(str).equals(cells.obs["draw"].astype(str).loc[found.obs_names])
+
+
 @pytest.mark.parametrize("storage", ["sparse", "dense"])
 @pytest.mark.parametrize("n_dims", [2, 3])
 def test_there_and_back(tissue, tmp_path, storage, n_dims):

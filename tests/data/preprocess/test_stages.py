@@ -456,6 +456,15 @@ def test_an_unused_third_coordinate_is_logged(raw, tmp_path, caplog, position_is
     assert caplog.text.count("--position-is-3d") == (not position_is_3d)
 
 
+def test_more_than_three_coordinates_are_refused(raw, tmp_path):
+    path = next(iter(raw.iterdir()))
+    adata = ad.read_h5ad(path)
+    adata.obsm["spatial"] = np.ones((adata.n_obs, 5))
+    adata.write_h5ad(path)
+    with pytest.raises(ValueError, match=r"shape \(\d+, 5\).*position_key="):
+        stage1(raw, tmp_path / "out", Stage1Options())
+
+
 @pytest.mark.parametrize(("log_normalize", "factor"), [(True, 0.5), (True, 1.0), (False, 0.5)])
 def test_fractional_counts_are_logged(raw, tmp_path, caplog, log_normalize, factor):
     for path in raw.iterdir():

@@ -210,7 +210,7 @@ def _further_columns(adata: AnnData, written: set[str | None]) -> dict[str, pa.A
 def _row_groups(adata: AnnData, slices: NDArray[np.object_]) -> Iterator[NDArray[np.int64]]:
     """Rows of one draw and one slice, at most ``ROW_GROUP`` of them."""
     codes = pd.factorize(slices, sort=True)[0]
-    draws = adata.obs[_keys.DRAW].to_numpy() if _keys.DRAW in adata.obs else np.zeros(adata.n_obs, dtype=np.int64)
+    draws = pd.factorize(adata.obs[_keys.DRAW])[0] if _keys.DRAW in adata.obs else np.zeros(adata.n_obs, dtype=np.int64)
     order = np.lexsort((codes, draws))
     ends = np.flatnonzero((np.diff(codes[order]) != 0) | (np.diff(draws[order]) != 0)) + 1
     for rows in np.split(order, ends):

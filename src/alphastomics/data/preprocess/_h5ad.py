@@ -21,6 +21,7 @@ from alphastomics._keys import SLICE
 from alphastomics.data._checks import check_genes
 from alphastomics.data._h5ad import check_h5ad, reading_h5ad
 from alphastomics.data._matrix import canonical
+from alphastomics.data._slices import label_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -259,12 +260,7 @@ def _index(table: h5py.Group | h5py.Dataset, path: Path) -> NDArray[np.object_]:
 def _codes(column: pd.Series) -> tuple[NDArray[np.integer], list[str]]:
     """Codes of the values, -1 where missing, and the values as text."""
     categories = pd.Categorical(column)
-    return categories.codes, [_text(value) for value in categories.categories]
-
-
-def _text(value: object) -> str:
-    """A value as text; 1.0 becomes 1, because a column with missing values stores integers as floats."""
-    return str(int(value)) if isinstance(value, (float, np.floating)) and value.is_integer() else str(value)
+    return categories.codes, [label_name(value) for value in categories.categories]
 
 
 def _positions(file: h5py.File, path: Path, options: Stage1Options, n_cells: int) -> tuple[int, NDArray[np.float64]]:
@@ -275,7 +271,7 @@ def _positions(file: h5py.File, path: Path, options: Stage1Options, n_cells: int
         raise KeyError(f'{path}: obsm["{key}"] is missing (found: {listed}); pass position_key=…')
     position = np.asarray(read_elem(file["obsm"][key]), dtype=np.float64)
     n_dims = 3 if options.position_is_3d else 2
-    if position.ndim != 2 or position.shape[0] != n_cells or position.shape[1] < n_dims:
+    if position.ndim != 2 or position.shape[0] != n_cells or not n_dims <= position.shape[1] <= 3:
         raise ValueError(
             f'{path}: obsm["{key}"] has shape {position.shape}, but ({n_cells}, {n_dims}) is required; '
             "check position_key=… and position_is_3d=…"
