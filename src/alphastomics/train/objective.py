@@ -207,7 +207,9 @@ class Objective(ForwardProcess):
         """Frame-aligned point error where positions are absent."""
         fields = (x_0, x_pos, batch.mask, batch.sequence[..., 0])
         predicted, true, mask, sequence = (x.index_select(0, absent) for x in fields)
-        losses = chain_losses(predicted, align(true, predicted.detach(), mask), mask, sequence, self.spacing)
+        if not self.shared_frame:  # the slice may be a reflection of the canonical frame, which the error would count
+            true = align(true, predicted.detach(), mask)
+        losses = chain_losses(predicted, true, mask, sequence, self.spacing)
         return x_0.new_zeros(len(x_0)).index_copy(0, absent, losses)
 
     def total(self, losses: dict[str, Tensor], batch: Batch, count: float | Tensor | None = None) -> Tensor:
