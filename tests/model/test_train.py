@@ -19,6 +19,7 @@ from alphastomics.data import AnnDataSource
 from alphastomics.datasets import seqfish_embryo
 from alphastomics.model import AlphaSTomics, _training
 from alphastomics.sampling._held_out_score import HeldOutScores
+from alphastomics.train import session
 from alphastomics.train.defaults import default_steps
 from alphastomics.train.distributed.devices import resolve_precision
 from callbacks import Stop
@@ -355,6 +356,12 @@ def test_parameters_are_logged_with_advice_for_few_cells(small, make_model, capl
     idle = 2 * 2 * sum(p[0].numel() for p in (ffn.weight_1, ffn.bias_1, ffn.weight_2, ffn.bias_2))
     total = sum(p.numel() for p in model.module.parameters())
     assert f"{total:,} parameters, {total - idle:,} active" in model._model_summary_string
+
+
+def test_more_steps_than_by_default_are_trained(small, make_model, train_briefly, monkeypatch):
+    monkeypatch.setattr(session, "default_steps", lambda mode: 2)
+    model = train_briefly(make_model(small), max_epochs=None, max_steps=5)
+    assert model.trainer.global_step == 5
 
 
 def test_invalid_experts_raise(small, make_model):

@@ -9,6 +9,7 @@ from tests.small_models import SMALL
 
 from alphastomics.data import AnnDataSource
 from alphastomics.metrics import distance_spearman
+from alphastomics.model import _adaptation
 from alphastomics.train import adaptation
 from alphastomics.train.adaptation import PASSES, ROUNDS, SHARE, placed_cells
 from alphastomics.train.objective import Objective
@@ -76,6 +77,19 @@ def test_after_an_interruption_the_model_is_as_before(model, query, monkeypatch,
     with pytest.raises(error):
         model.adapt(query)
     assert not model.module.training
+    np.testing.assert_array_equal(placed(model, query), before)
+
+
+def test_an_interrupted_fit_leaves_the_model_as_before(model, query, monkeypatch):
+    before, trainings = placed(model, query), model.trainings_
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_adaptation, "fit_statistics", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.adapt(query)
+    assert model.trainings_ == trainings
     np.testing.assert_array_equal(placed(model, query), before)
 
 

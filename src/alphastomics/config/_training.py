@@ -206,7 +206,8 @@ class TrainerConfig:
     ----------
     max_epochs
         Number of passes over the cells. By default as many as a second network needs to place held-out cells best, and at most
-        ``max_time`` if it is given, otherwise about 4,000 steps, or 2,000 with ``mode="expr_to_pos"``.
+        ``max_time`` if it is given, otherwise about 4,000 steps, or 2,000 with ``mode="expr_to_pos"``; no limit if ``max_steps`` is
+        given.
     max_time
         Maximal duration of training, in seconds or as ``DD:HH:MM:SS``.
     accumulate_grad_batches

@@ -77,6 +77,10 @@ class AdaptationMixin(ModelBase):
                 n_steps=int(training["n_steps"]),
                 seed=self._arguments["random_state"],
             )
+            if second is not None and fitted.second is not None:
+                fitted = replace(fitted, second=replace(fitted.second, weights=weights_of(second)))
+            adapted = replace(trained, second=None, fitted=FittedStatistics())
+            statistics = fit_statistics(adapted, reference, deformation=trained.deformation)
         except BaseException:  # the fitted statistics are those of the previous weights
             self.module.load_state_dict(weights)
             raise
@@ -84,10 +88,6 @@ class AdaptationMixin(ModelBase):
             *self.trainings_[:-1],
             training | {"adaptation": {"n_cells": query.n_cells, "n_steps": n_steps}},
         )
-        if second is not None and fitted.second is not None:
-            fitted = replace(fitted, second=replace(fitted.second, weights=weights_of(second)))
-        adapted = replace(trained, second=None, fitted=FittedStatistics())
-        statistics = fit_statistics(adapted, reference, deformation=trained.deformation)
         self.fitted_ = replace(statistics, perturbation=fitted.perturbation, second=fitted.second)
 
     def _differs(self, adata: AnnData) -> bool:

@@ -185,9 +185,8 @@ class TrainingSession:
         )
         max_epochs = self.passed_kwargs["max_epochs"]
         if max_epochs is None:
-            max_epochs = (
-                -1 if self.max_seconds is not None else -(-default_steps(self.mode) // self.datamodule.steps_per_epoch)
-            )
+            limited = self.max_seconds is not None or (self.trainer_kwargs.get("max_steps") or -1) >= 0
+            max_epochs = -1 if limited else -(-default_steps(self.mode) // self.datamodule.steps_per_epoch)
         self.max_epochs = self.trainer_kwargs["max_epochs"] = max_epochs
 
     @property
@@ -278,9 +277,15 @@ class TrainingSession:
 
     def make_runner(self, kind: type[ContextRunner], model: BaseModelClass) -> None:
         """Log the size of the training, and make the runner, which stores the results in the model."""
-        limit = f"at most {self.max_epochs} epochs" if self.max_seconds is None else f"at most {self.max_seconds:.0f} s"
+        limit = (
+            f"{self.max_seconds:.0f} s"
+            if self.max_seconds is not None
+            else f"{self.max_epochs} epochs"
+            if self.max_epochs >= 0
+            else f"{self.trainer_kwargs.get('max_steps')} steps"
+        )
         logger.info(
-            "Training on %d cells, %d genes, %d slices on %s (%s steps an epoch, %s).",
+            "Training on %d cells, %d genes, %d slices on %s (%s steps an epoch, at most %s).",
             self.source.n_cells, self.source.schema.n_genes, len(self.source.slices), self.device,
             self.datamodule.steps_per_epoch, limit,
         )  # fmt: skip
