@@ -147,3 +147,17 @@ def test_rows_are_made_again_and_not_saved(make_factors):
 def test_invalid_arguments_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         TriangleAttention(**({"n_channels": 8, "n_heads": 2, "direction": "starting"} | arguments))
+
+
+def test_nearly_dependent_factors_have_the_update_of_32_bits():
+    torch.manual_seed(0)
+    b, c, n, r = 1, 8, 40, 6
+    left, right = torch.randn(b, c, n, r), torch.randn(b, c, n, 1) + 0.01 * torch.randn(b, c, n, r)
+    module = TriangleAttention(c, n_heads=2, direction="starting")
+    factors = PairFactors(left, right)
+    expected = module(factors)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        actual = module(factors)
+    whole, low = (f.left.float() @ f.right.float().mT for f in (expected, actual))
+    assert (low - whole).norm() < 0.1 * whole.norm()
+    assert actual.left.abs().max() < 2 * expected.left.abs().max()

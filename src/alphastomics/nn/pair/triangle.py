@@ -55,7 +55,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from alphastomics.nn.pair.factors import PairFactors, divide_by_gram, gram
+from alphastomics.nn.pair.factors import PairFactors, divide_by_gram, gram, upcast
 
 Direction = Literal["outgoing", "incoming"]
 Node = Literal["starting", "ending"]
@@ -174,7 +174,11 @@ class TriangleAttention(nn.Module):
         k = torch.cat([k, key], dim=-1).flatten(0, 1)
         v = F.pad(v, (0, q.shape[-1] - self.d_head)).flatten(0, 1)  # with unequal widths the kernel stores the scores
         o = F.scaled_dot_product_attention(q, k, v, scale=1.0)[..., : self.d_head].unflatten(0, (b, s))
-        return self._gated(o, z).permute(0, 3, 1, 2).to(right.dtype) @ right
+        update = self._gated(o, z).permute(0, 3, 1, 2)
+        with torch.autocast(
+            right.device.type, enabled=False
+        ):  # rounding would be divided by a Gram matrix that may be singular
+            return upcast(update) @ upcast(right)
 
     def _heads(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, each (B, S, H, N, d_h), of ``z`` (B, S, N, C)."""
