@@ -37,7 +37,7 @@ class NetworkConfig:
     n_layers
         Number of transformer blocks.
     dropout
-        Probability of dropping a branch of a block in training. By default it is derived from the number and kind of the cells.
+        Probability of setting an output of a branch of a block to 0 in training. By default it is derived from the number and kind of the cells.
     attention
         Kind of attention. ``full``: softmax attention between all cells. ``linear``: linear attention, a baseline whose cost is
         linear in the number of cells. ``geometric``: softmax attention between all cells that decays with distance.

@@ -47,7 +47,7 @@ class PlanConfig:
     lambda_position
         Weight of the aligned loss of positions.
     lambda_distance
-        Weight of the distance loss.
+        Weight of half of the distance loss.
     distance_loss
         Error of the pairwise distances. ``mse``: mean squared error. ``drmsd``: its root, in time quadratic in the number of
         cells. ``clamped``: absolute error up to a threshold. ``huber``: squared error up to a threshold, then linear.

@@ -64,7 +64,7 @@ class AlphaSTomics(TrainingMixin, AdaptationMixin, SamplingMixin, EmbeddingMixin
         Whether a mixture of experts replaces the feed-forward networks, and the number of experts; see
         :func:`~alphastomics.train.advised_experts`.
     dropout
-        Probability of dropping a branch of a block in training; None: derived from the number and kind of the reference
+        Probability of setting an output of a branch of a block to 0 in training; None: derived from the number and kind of the reference
         cells.
     enable_masking
         Whether training masks some entries and predicts them, see :class:`~alphastomics.config.MaskingConfig`.
