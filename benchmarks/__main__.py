@@ -26,17 +26,8 @@ CALIBRATED = ("seqfish", "starmap_mpfc", "drosophila3d", "hypothalamus")
 HELD_OUT = ("pos_to_expr", "directions", "gene_inpainting", "uncertainty", "joint", "embeddings", "likelihood")
 MEASURING = (
     *("chains", "claims", "denoiser_speed", "experts", "loading", "memory", "scores", "size", "speed", "waiting"),
-    *(
-        "preprocess_memory",
-        "preprocess_speed",
-        "killed",
-        "killed_training",
-        "fuzz",
-        "atlas",
-        "processes",
-        "unmatched",
-        "ablation",
-    ),
+    *("preprocess_memory", "preprocess_speed", "killed", "killed_training", "fuzz", "atlas", "processes"),
+    *("unmatched", "ablation"),
 )
 MODELS = Path(__file__).parent / "models"
 
@@ -49,10 +40,8 @@ def main() -> None:
     options = parser.parse_args()
     data = ["--data-dir", options.data_dir] if options.data_dir else []
     shared = ["--model-dir", str(options.model_dir), *data]
-    runs = [
-        ["unseen", *shared],
-        ["picture", *shared],
-    ]  # models whose training time the package chooses, as in the next ones
+    # First those whose training time the package chooses: models of another time replace these.
+    runs = [["unseen", *shared], ["picture", *shared]]
     runs += [
         ["known_positions", *shared, *flags, "--benchmark", tissue, "--output", str(RESULTS / f"{name}_{tissue}.json")]
         for tissue in ("seqfish", "hypothalamus")

@@ -248,7 +248,7 @@ def run(results: Results, held_out: HeldOut, options: argparse.Namespace) -> Non
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Score every unfinished fold and seed, and print the changes."""
-    parser = _held_out.parser("heuristics", tissues=_held_out.MINUTES)
+    parser = _held_out.parser("heuristics", tissues=(*_held_out.MINUTES, "starmap3d"))
     parser.add_argument("--cells", type=int, help="number of cells of the held-out slice whose expression is scored")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.set_defaults(seeds=[0])

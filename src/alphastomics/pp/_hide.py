@@ -117,7 +117,7 @@ def _choose_slices(
     groups = dict(slice_rows(adata, key, missing=True))
     if slices is None:
         return list(groups.values())
-    names = {str(name) for name in ([slices] if isinstance(slices, str) or np.isscalar(slices) else slices)}
+    names = {str(name) for name in ([slices] if np.isscalar(slices) else slices)}
     if unknown := sorted(names - groups.keys()):
         where = "all cells form one slice" if key is None else f'obs["{key}"]'
         raise KeyError(

@@ -277,13 +277,9 @@ class TrainingSession:
 
     def make_runner(self, kind: type[ContextRunner], model: BaseModelClass) -> None:
         """Log the size of the training, and make the runner, which stores the results in the model."""
-        limit = (
-            f"{self.max_seconds:.0f} s"
-            if self.max_seconds is not None
-            else f"{self.max_epochs} epochs"
-            if self.max_epochs >= 0
-            else f"{self.trainer_kwargs.get('max_steps')} steps"
-        )
+        limit = f"{self.max_epochs} epochs" if self.max_epochs >= 0 else f"{self.trainer_kwargs.get('max_steps')} steps"
+        if self.max_seconds is not None:
+            limit = f"{self.max_seconds:.0f} s"
         logger.info(
             "Training on %d cells, %d genes, %d slices on %s (%s steps an epoch, at most %s).",
             self.source.n_cells, self.source.schema.n_genes, len(self.source.slices), self.device,

@@ -210,7 +210,8 @@ def _further_columns(adata: AnnData, written: set[str | None]) -> dict[str, pa.A
 def _row_groups(adata: AnnData, slices: NDArray[np.object_]) -> Iterator[NDArray[np.int64]]:
     """Rows of one draw and one slice, at most ``ROW_GROUP`` of them."""
     codes = pd.factorize(slices, sort=True)[0]
-    draws = pd.factorize(adata.obs[_keys.DRAW])[0] if _keys.DRAW in adata.obs else np.zeros(adata.n_obs, dtype=np.int64)
+    drawn = adata.obs[_keys.DRAW] if _keys.DRAW in adata.obs else np.zeros(adata.n_obs)
+    draws = pd.factorize(drawn, sort=True)[0]
     order = np.lexsort((codes, draws))
     ends = np.flatnonzero((np.diff(codes[order]) != 0) | (np.diff(draws[order]) != 0)) + 1
     for rows in np.split(order, ends):

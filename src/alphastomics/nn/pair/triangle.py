@@ -177,7 +177,7 @@ class TriangleAttention(nn.Module):
         update = self._gated(o, z).permute(0, 3, 1, 2)
         with torch.autocast(
             right.device.type, enabled=False
-        ):  # rounding would be divided by a Gram matrix that may be singular
+        ):  # rounding is divided by a Gram matrix, maybe a singular one
             return upcast(update) @ upcast(right)
 
     def _heads(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
