@@ -175,9 +175,8 @@ class TriangleAttention(nn.Module):
         v = F.pad(v, (0, q.shape[-1] - self.d_head)).flatten(0, 1)  # with unequal widths the kernel stores the scores
         o = F.scaled_dot_product_attention(q, k, v, scale=1.0)[..., : self.d_head].unflatten(0, (b, s))
         update = self._gated(o, z).permute(0, 3, 1, 2)
-        with torch.autocast(
-            right.device.type, enabled=False
-        ):  # rounding is divided by a Gram matrix, maybe a singular one
+        # The update is divided by a Gram matrix, which amplifies rounding if it is nearly singular.
+        with torch.autocast(right.device.type, enabled=False):
             return upcast(update) @ upcast(right)
 
     def _heads(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
