@@ -29,6 +29,9 @@ PLACED_SUFFIX = "_placed"
 TIED_SUFFIX = "_tied"
 """``obs[RECONSTRUCTED + ...]``: True for cells that no input of the network distinguishes from another one of their slice."""
 
+POSITION_SUFFIXES = (PLACED_SUFFIX, UNCERTAINTY_SUFFIX, CONFIDENCE_SUFFIX, TIED_SUFFIX)
+"""``obs[RECONSTRUCTED + ...]``: all columns that may accompany predicted positions."""
+
 DRAW = "draw"
 """``obs``: number of the draw of a sampled cell."""
 

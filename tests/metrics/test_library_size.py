@@ -27,7 +27,13 @@ def test_equals_scanpy():
     np.testing.assert_allclose(log1p_normalized(some_counts(), 17.0), expected.X.toarray(), atol=1e-12)
 
 
-@pytest.mark.parametrize("store", [np.asarray, sparse.csr_matrix, sparse.csc_matrix])
+def stored_twice(x):
+    """Each value as the sum of two stored ones."""
+    twice = sparse.hstack([sparse.csr_matrix(x - x // 2), sparse.csr_matrix(x // 2)], format="csr")
+    return sparse.csr_matrix((twice.data, twice.indices % x.shape[1], twice.indptr), x.shape)
+
+
+@pytest.mark.parametrize("store", [np.asarray, sparse.csr_matrix, sparse.csc_matrix, stored_twice])
 @pytest.mark.parametrize("dtype", [np.int64, np.float32])
 def test_equals_the_formula_in_any_storage(store, dtype):
     counts = some_counts()

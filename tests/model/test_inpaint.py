@@ -93,7 +93,7 @@ def test_a_moved_input_gives_the_moved_output_of_every_cell_without_contacts(tra
     monkeypatch.setattr(_position, "remove_overlaps", lambda x, *_: x)
     one = reference[reference.obs["slice_id"] == "slice_1"].copy()
     hide(one, np.arange(0, 300, 3))
-    rotation, shift = np.array([[0.0, 1.0], [-1.0, 0.0]]), np.array([4000.0, -700.0])
+    rotation, shift = np.array([[0.0, 1.0], [-1.0, 0.0]]), np.array([4e6, -7e5])
     still = trained.sample(one, inpaint=True, refine=False).obsm["spatial_reconstructed"]
     one.obsm["spatial"] = one.obsm["spatial"] @ rotation + shift
     moved = trained.sample(one, inpaint=True, refine=False).obsm["spatial_reconstructed"]

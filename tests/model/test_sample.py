@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
@@ -93,6 +94,17 @@ def test_cells_without_counts_are_placed(trained, reference):
     reference.X = sp.vstack([sp.csr_matrix((5, 60), dtype=np.float32), reference.X[5:]], format="csr")
     with pytest.warns(UserWarning, match="5 of .* cells have no counts"):
         assert np.isfinite(trained.sample(reference).obsm["spatial_reconstructed"]).all()
+
+
+def test_slices_have_independent_noise_whatever_is_drawn_beside_them(everything, reference):
+    """Slices of equal positions: residuals of the draws around their mean do not correlate."""
+    slices = [reference[reference.obs["slice_id"] == name].copy() for name in ("slice_0", "slice_1")]
+    slices[1].obsm["spatial"] = slices[0].obsm["spatial"].copy()
+    both = ad.concat(slices)
+    drawn, alone = (everything.sample(each, mode="pos_to_expr", n_steps=4) for each in (both, slices[1]))
+    first, second = np.split(np.log1p(drawn.X.toarray()), 2)
+    assert abs(np.corrcoef((first - first.mean(0)).ravel(), (second - second.mean(0)).ravel())[0, 1]) < 0.5
+    np.testing.assert_allclose(drawn[300:].X.toarray(), alone.X.toarray(), rtol=1e-4, atol=1e-4)
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

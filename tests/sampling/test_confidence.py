@@ -241,6 +241,8 @@ def test_cells_below_the_smallest_confidence_are_not_placed(trained, foreign, ca
     )
     draws = trained.sample(foreign, min_confidence=0.1, n_samples=2).obsm["spatial_reconstructed"]
     np.testing.assert_array_equal(np.isnan(draws).all(axis=1), np.tile(unplaced, 2))
+    mean = trained.sample(foreign, min_confidence=0.1, n_samples=2, reduce="mean")
+    np.testing.assert_array_equal(mean.obs["spatial_reconstructed_uncertainty"].isna(), unplaced)
 
 
 def test_known_positions_are_kept_whatever_the_confidence(trained, foreign):

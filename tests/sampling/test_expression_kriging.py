@@ -61,6 +61,13 @@ def test_frame_and_order_do_not_matter(tissue):
     torch.testing.assert_close(krige(position[order], where, field[known]), expected[order])
 
 
+def test_a_cell_at_the_place_of_another_is_no_neighbor_of_its_own(tissue):
+    position, _, known = tissue
+    position[known[1::2]] = position[known[::2]]  # pairs of cells
+    noise = torch.randn(N_KNOWN, N_GENES, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    assert float(krige(position, known, noise).square().mean()) < 0.05
+
+
 def test_few_known_cells_change_nothing(tissue):
     position, field, known = tissue
     assert not bool(krige(position, known[: MIN_CELLS - 1], field[known[: MIN_CELLS - 1]]).any())

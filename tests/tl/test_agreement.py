@@ -65,6 +65,17 @@ def test_genes_are_matched_by_name_and_unmeasured_ones_left_out(sample, referenc
     np.testing.assert_allclose(found.to_numpy(), expected.to_numpy(), atol=1e-6)
 
 
+def test_genes_that_a_prediction_does_not_measure_are_left_out(sample, reference):
+    predicted = sample.X.toarray()
+    predicted[:, 2] = np.nan
+    sample.layers["predicted"] = predicted
+    options = {"prediction": None, "expression_layer": "predicted"}
+    kept = np.delete(np.arange(30), 2)
+    found = tl.evaluate(sample, reference=reference, **options)["modality_agreement"]
+    expected = tl.evaluate(sample[:, kept].copy(), reference=reference[:, kept].copy(), **options)["modality_agreement"]
+    np.testing.assert_allclose(found, expected)
+
+
 def test_cells_without_a_position_are_left_out(sample, reference):
     expected = tl.modality_agreement(sample[10:], reference[7:], copy=True)
     sample.obsm["spatial"][:10] = np.nan

@@ -20,7 +20,8 @@ from alphastomics.datasets import synthetic_tissue
 from alphastomics.metrics import expression_scores, log1p_normalized, median_library_size
 from alphastomics.model import AlphaSTomics
 from alphastomics.tl import Configuration
-from alphastomics.tl._compare_runs import PREDICTED, Scoring, sample_expression
+from alphastomics.tl._compare_results import CURVE, make_tables
+from alphastomics.tl._compare_runs import PREDICTED, Scoring, Split, sample_expression
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -284,6 +285,31 @@ def test_a_run_that_diverges_is_recorded_and_not_repeated(cells, tmp_path, train
 
 
 # -- held-out cells -------------------------------------------------------------------------------------------------
+
+
+def test_a_small_held_out_slice_has_no_agreement(cells):
+    """Twenty cells are too few for the regression that scores joint samples."""
+    small = cells[(cells.obs["slice_id"] != "slice_2") | (np.arange(cells.n_obs) >= cells.n_obs - 20)].copy()
+    table = tl.compare(small, configurations=["linear"], seeds=[0], held_out="slice_2", **SHORT)
+    assert np.isfinite(table.loc["linear", "distance_spearman"])
+    assert "modality_agreement" not in table
+
+
+def test_labels_are_part_of_a_split(cells):
+    """Finished runs are not taken for those of other cell types, which may be an input."""
+    AlphaSTomics.setup_anndata(cells, cell_type_key="cell_type")
+    schema = AlphaSTomics(cells, d_model=16, n_layers=1, n_heads=2).schema
+    other = cells.copy()
+    other.obs["cell_type"] = other.obs["cell_type"].to_numpy()[::-1]
+    first, second = (Split(reference=each, query=cells, held_out=(), schema=schema).hash() for each in (cells, other))
+    assert first != second
+
+
+def test_runs_without_a_finished_epoch_have_no_curve(compared):
+    runs = [run | {"curve": {name: [] for name in CURVE}} for run in runs_in(compared[2])]
+    tables = make_tables(runs)
+    assert not len(tables["curves"])
+    assert list(tables["curves"]) == ["configuration", "seed", *CURVE]
 
 
 def test_held_out_slices_by_seed(cells, tmp_path):

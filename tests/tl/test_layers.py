@@ -10,6 +10,7 @@ import torch
 
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.model import AlphaSTomics
+from alphastomics.sampling import _layers
 from alphastomics.sampling._layers import query_source, record_contexts
 from alphastomics.tl import attention_gates, attention_maps, attention_sinks, expert_usage
 
@@ -115,6 +116,14 @@ def test_maps_by_number_or_mask(tissue, models):
         pd.testing.assert_frame_equal(other, by_name)
 
 
+def test_maps_of_a_cell_of_several_contexts_are_those_of_one(tissue, models, monkeypatch):
+    """A large slice is covered by contexts that share anchors, the attention of which sums to 1, too."""
+    monkeypatch.setattr(_layers, "MAX_CONTEXT", 32)
+    weights = attention_maps(models["headwise"], tissue, np.arange(N), copy=True).obsm["attention_maps"]
+    np.testing.assert_allclose(weights.sum(), 1, rtol=1e-5)
+    assert (weights.notna().sum() <= 32).all()
+
+
 def test_experts(tissue, models, layers):
     expert_usage(models["moe"], tissue)
     summary = tissue.uns["experts"]["summary"]
@@ -188,6 +197,7 @@ def test_unsuitable_models_raise(tissue, models):
         ({"cells": [2 * N]}, KeyError, "cells"),
         ({"cells": np.ones(3, dtype=bool)}, ValueError, "cells"),
         ({"cells": np.zeros(2 * N, dtype=bool)}, ValueError, "cells="),
+        ({"cells": [4, 4]}, ValueError, "more than once"),
         ({"cells": [0], "layer": 2}, ValueError, "layer=2"),
         ({"cells": [0], "head": 2}, ValueError, "head=2"),
     ],

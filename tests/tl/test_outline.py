@@ -85,6 +85,18 @@ def test_known_positions_determine_the_frame() -> None:
     assert (shapely.distance(shapely.Polygon(L_SHAPE), shapely.points(result[is_placed])) < 1e-9).all()
 
 
+def test_what_accompanies_a_placement_is_copied_with_it() -> None:
+    truth = cells_within(L_SHAPE, 50)
+    adata = placed(truth, spatial_reconstructed_placed=np.arange(50) % 5 > 0, within_uncertainty=1.0)
+    adata.uns["spatial_reconstructed"] = {"params": {"slice_key": None}}
+    asx.tl.fit_outline(adata, L_SHAPE, key_added="within")
+    assert adata.obs["within_placed"].tolist() == adata.obs["spatial_reconstructed_placed"].tolist()
+    assert "within_uncertainty" not in adata.obs  # of an earlier result
+    assert adata.uns["within"] == adata.uns["spatial_reconstructed"]
+    adata.obsm["spatial"] = truth
+    assert asx.tl.evaluate(adata, prediction="within")["n_cells"].item() == 40
+
+
 def test_cells_that_were_not_placed_remain_so() -> None:
     position = cells_within(L_SHAPE, 200)
     position[::7] = np.nan

@@ -159,7 +159,7 @@ def test_held_out_genes_are_predicted_without_being_read(model, query, reference
 @pytest.mark.parametrize(
     ("error", "arguments", "message"),
     [
-        (KeyError, {"genes": ["nothing"]}, "source lacks 1 of the 1 genes: nothing"),
+        (KeyError, {"genes": ["nothing"]}, "source does not measure 1 of the 1 genes: nothing"),
         (ValueError, {"genes": []}, "is empty"),
         (ValueError, {"n_neighbors": 401}, "between 1 and 400"),
         (ValueError, {"validate": GENES // 2 + 1}, f"pass at most {GENES // 2}"),
@@ -170,6 +170,23 @@ def test_held_out_genes_are_predicted_without_being_read(model, query, reference
 def test_errors_of_genes(model, query, reference, error, arguments, message):
     with pytest.raises(error, match=message):
         impute(query, reference, model=model, **arguments)
+
+
+def test_unmeasured_genes_are_left_out(model, query, reference):
+    """A gene that is NaN in all cells of a layer does not change the library size, and is not predicted."""
+    kept = reference[:, 1:].copy()
+    for cells in (query, reference):
+        x = cells.X.toarray()
+        x[:, 0] = np.nan
+        cells.layers["counts"] = x
+    result = impute(query, reference, model=model, layer="counts", validate=8, copy=True)
+    known, wanted = embeddings(model, reference, query)
+    scaled = np.expm1(log1p(kept.X, median_size(kept)))[:, GENES - 1 :]
+    expected = KNeighborsRegressor(50).fit(known, scaled).predict(wanted)
+    np.testing.assert_allclose(result.obsm["imputed"], expected, rtol=1e-4, atol=1e-6)
+    assert "gene_0" not in result.uns["imputed_validation"].index
+    with pytest.raises(KeyError, match="does not measure 1 of the 1 genes"):
+        impute(query, reference, model=model, layer="counts", genes=[reference.var_names[0]])
 
 
 def test_nothing_to_impute(model, query, reference):

@@ -7,7 +7,7 @@ with L the median library size of the truth.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Union, cast
 
 import numpy as np
 import scipy.sparse as sp
@@ -23,11 +23,14 @@ Matrix = Union["sp.csr_matrix", "sp.csr_array", "NDArray[Any]"]
 
 
 def as_rows(values: Any) -> Matrix:
-    """Convert any sparse format to CSR and anything else to an array; raises ``ValueError`` unless it has two dimensions."""
-    matrix = values.tocsr() if sp.issparse(values) else np.asarray(values)
+    """Convert any sparse format to CSR without duplicates and anything else to an array; raises ``ValueError`` unless it has two dimensions."""
+    matrix: Any = values.tocsr() if sp.issparse(values) else np.asarray(values)
+    if sp.issparse(matrix) and not matrix.has_canonical_format:
+        matrix = matrix.copy()
+        matrix.sum_duplicates()
     if matrix.ndim != 2:
         raise ValueError(f"expression must be of shape (n_cells, n_genes), got {matrix.shape}")
-    return matrix
+    return cast("Matrix", matrix)
 
 
 def dense_rows(matrix: Matrix, rows: slice) -> NDArray[np.float64]:

@@ -71,11 +71,21 @@ def nearest_cells(
     candidates = np.arange(n) if among is None else among
     distances, neighbors = KDTree(positions[candidates]).query(positions, k=k + 2)
     neighbors = np.append(candidates, n)[neighbors]  # n where there are fewer than k + 2 candidates
-    keep = neighbors != np.arange(n)[:, None]
-    keep[keep.all(axis=1), -1] = False  # no candidate, or more than k + 1 cells share the position, at distance 0
-    neighbors = neighbors[keep].reshape(n, k + 1)
-    distances = distances[keep].reshape(n, k + 1)
+    distances, neighbors = without_itself(distances, neighbors)
     return neighbors[:, :k], distances[:, k] <= distances[:, k - 1] * (1 + TIE_TOLERANCE)
+
+
+def without_itself(
+    distances: NDArray[np.float64], neighbors: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Remove cell i from row i of distances and indices of its nearest cells, both (n, k + 1); the last where it is absent.
+
+    It is found by its index: cells may share a position.
+    """
+    n = len(neighbors)
+    keep = neighbors != np.arange(n)[:, None]
+    keep[keep.all(axis=1), -1] = False  # more than k cells share the position, or it is no candidate
+    return distances[keep].reshape(n, -1), neighbors[keep].reshape(n, -1)
 
 
 def neighbor_probability(

@@ -40,6 +40,8 @@ from sklearn.decomposition import PCA
 from sklearn.neighbors import NearestNeighbors
 from sklearn.utils import gen_batches
 
+from alphastomics.metrics._neighbors import without_itself
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
@@ -61,7 +63,7 @@ def krige(position: Tensor, observed: Tensor, residual: Tensor) -> Tensor:
     points = position.cpu().double().numpy()
     tree = KDTree(points[observed.cpu().numpy()])
     n_neighbors = min(KRIGING_NEIGHBORS, len(observed) - 1)
-    loo_distance, loo_number = (value[:, 1:] for value in tree.query(tree.data, n_neighbors + 1))
+    loo_distance, loo_number = without_itself(*tree.query(tree.data, n_neighbors + 1))
     distance, number = tree.query(points, n_neighbors)
     best: tuple[float, float, Tensor] | None = None
     for width in WIDTHS:

@@ -13,7 +13,7 @@ from scvi import settings
 from tqdm.auto import tqdm
 
 from alphastomics import _keys
-from alphastomics.diffusion.geometry import kabsch
+from alphastomics.diffusion.geometry import align
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,18 +48,14 @@ def align_draws(draws: NDArray[np.float64], *, rigid: bool) -> tuple[NDArray[np.
 
     With ``rigid=False`` (a shared frame, or observed cells) the draws are returned as they are.
     """
-    moved = torch.from_numpy(draws)
-    n = len(moved)
-    error = np.zeros((n, n))
-    aligned = {}
-    for j in range(n):
-        target = moved[j : j + 1].expand(n, -1, -1)
-        offset = target.mean(1, keepdim=True)
-        source = moved - moved.mean(1, keepdim=True)
-        aligned[j] = (source @ kabsch(source, target - offset) + offset if rigid else moved).numpy()
-        error[j] = ((aligned[j] - draws[j]) ** 2).sum(-1).mean(-1)
-    medoid = int(error.sum(1).argmin())
-    return aligned[medoid], medoid
+    x = torch.from_numpy(draws)
+
+    def aligned(j: int) -> NDArray[np.float64]:
+        return align(x, x[j].expand_as(x)).numpy() if rigid else draws
+
+    error = [((aligned(j) - draws[j]) ** 2).sum() for j in range(len(draws))]
+    medoid = int(np.argmin(error))
+    return aligned(medoid), medoid
 
 
 def store_expression(table: AnnData, values: NDArray[np.float32], schema: TissueSchema) -> None:

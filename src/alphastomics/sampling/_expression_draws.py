@@ -12,6 +12,7 @@ conditional mean, and at the first step, before anything is drawn, it has no noi
 from __future__ import annotations
 
 import logging
+import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
 import anndata as ad
@@ -50,6 +51,8 @@ class SliceQuery(NamedTuple):
 
     Attributes
     ----------
+    name
+        Name of the slice, a key of its generators: slices have independent noise, whatever others are drawn with them.
     rows
         Rows of the cells in the query, (N,).
     position
@@ -63,6 +66,7 @@ class SliceQuery(NamedTuple):
         shared frame.
     """
 
+    name: str
     rows: NDArray[np.int64]
     position: NDArray[np.float64]
     observed: Tensor | None
@@ -147,6 +151,7 @@ def read_slices(sampler: Sampler, query: AnnData, *, inpaint: bool) -> Read:
             encoded = index[within], encode_cells(module, part, within, max_context=len(index))
         slices.append(
             SliceQuery(
+                name=name,
                 rows=rows,
                 position=position[order],
                 observed=network if network is not None and bool(network.isfinite().any()) else None,
@@ -170,7 +175,7 @@ def _draw(
             if mean is not None:
                 mean[cells.rows] = _mean_over_views(expression, cells.position, config, sampler.deformation)
             for k in range(config.n_samples):
-                generator = draw_generator(config.random_state, k)
+                generator = draw_generator(config.random_state, k, zlib.crc32(cells.name.encode()))
                 x = expression.sample(config, generator, on_step=lambda: bar.update())
                 draws[k, cells.rows] = x.cpu().numpy()
     return draws, mean

@@ -151,10 +151,13 @@ def sink_values(sampler: Sampler, source: AnnDataSource) -> SinkValues:
 def attention_rows(
     sampler: Sampler, source: AnnDataSource, cells: NDArray[np.int64], *, layer: int, head: int | None
 ) -> NDArray[np.float32]:
-    """Attention weights of ``cells`` (M,), (n_cells, M); NaN for cells of other contexts."""
+    """Attention weights of ``cells`` (M,), (n_cells, M); NaN for cells of other contexts.
+
+    Of several contexts that share a cell, the first is used.
+    """
     result = np.full((source.n_cells, len(cells)), np.nan, dtype=np.float32)
     for context in record_contexts(sampler, source):
-        selected = np.flatnonzero(np.isin(cells, context.rows))
+        selected = np.flatnonzero(np.isin(cells, context.rows) & np.isnan(result).all(axis=0))
         if not len(selected):
             continue
         number = {row: i for i, row in enumerate(context.rows.tolist())}

@@ -177,7 +177,8 @@ class _SliceDraws:
                 positions = (self._place() if separate else mean)[None]
         placed.positions[:, rows], placed.frequency[rows] = positions, self.frequency
         placed.confidence[rows], placed.tied[rows] = self.confidence, self.tied
-        placed.positions[:, rows[self.confidence < self.config.min_confidence]] = np.nan
+        left_out = rows[self.confidence < self.config.min_confidence]
+        placed.positions[:, left_out], placed.uncertainty[left_out] = np.nan, np.nan
         if self.known is not None:
             finite = np.isfinite(self.known).all(1)
             placed.positions[:, rows[finite]] = self.known[finite]
@@ -205,9 +206,11 @@ class _SliceDraws:
         if number is not None:
             rng = np.random.default_rng([seed, DRAW, number])
             change = sampler.perturbation.draw(self.source.measured, rng)
-        known = None
+        known, origin = None, np.zeros(sampler.schema.n_dims)
         if self.known is not None:
-            known = torch.from_numpy(sampler.schema.encode_position(self.known)).to(sampler.device)
+            if not sampler.shared_frame:  # 32 bits are too few for positions far from the origin
+                origin = np.nanmean(self.known, axis=0)
+            known = torch.from_numpy(sampler.schema.encode_position(self.known - origin)).to(sampler.device)
         cells = self._unchanged if change is None else PositionSampler(sampler, self._encoded(sampler, change))
         x = cells.place(
             rng,
@@ -219,7 +222,7 @@ class _SliceDraws:
             independent=independent,
             known=known,
         )
-        return sampler.to_user(x.cpu().numpy(), in_user_frame=known is not None)
+        return sampler.to_user(x.cpu().numpy(), in_user_frame=known is not None) + origin
 
     @cached_property
     def _unchanged(self) -> PositionSampler:
@@ -263,7 +266,7 @@ def add_positions(query: AnnData, placed: Placed, key: str, *, reduced: bool, sl
 
 def write_positions(adata: AnnData, placed: Placed, key: str, *, number: int = 0, reduced: bool) -> None:
     """Write the draw of a ``number``, with the uncertainty if draws were reduced, in place of results of an earlier call."""
-    for suffix in (_keys.PLACED_SUFFIX, _keys.UNCERTAINTY_SUFFIX, _keys.CONFIDENCE_SUFFIX, _keys.TIED_SUFFIX):
+    for suffix in _keys.POSITION_SUFFIXES:
         if key + suffix in adata.obs:
             del adata.obs[key + suffix]
     adata.obsm[key] = placed.positions[number]

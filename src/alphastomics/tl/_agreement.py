@@ -66,23 +66,29 @@ class AgreementScorer:
         n_components: int = N_COMPONENTS,
         n_neighbors: int = N_NEIGHBORS,
         random_state: int,
+        expression_layer: str | None = None,
         argument: str = "spatial_key",
     ) -> AgreementScorer:
-        """Fit the regressions; see :func:`modality_agreement`. ``argument`` sets the key of the positions, for errors."""
+        """Fit the regressions; see :func:`modality_agreement`.
+
+        ``expression_layer`` is another layer of the sample that is scored, and ``argument`` sets the key of the positions, for errors.
+        """
         check_counts(n_components=n_components, n_neighbors=n_neighbors)
         columns, genes = shared_genes(sample, reference)
-        matrix, sampled = (expression_matrix(each, layer) for each in (reference, sample))
+        matrix = expression_matrix(reference, layer)
+        sampled = [expression_matrix(sample, layer)]
+        sampled += [] if expression_layer is None else [expression_matrix(sample, expression_layer)]
         counts = needs_log1p(matrix, transform)
         slices = slices_with_positions(reference, spatial_key, _key_in(reference, library_key), argument)
         if not slices:
             raise ValueError(
                 f'no cell of the reference has a position in obsm["{spatial_key}"]; pass another {argument}=…'
             )
-        matrix, sampled = matrix[:, columns[1]], sampled[:, columns[0]]
+        matrix = matrix[:, columns[1]]
         pieces = [matrix[cells] for _, cells, _ in slices]
-        pieces += [sampled[cells] for _, cells in library_slices(sample, library_key)]
-        measured: NDArray[np.bool_] = np.all([measured_genes(piece, genes) for piece in pieces], axis=0)
-        pieces = [piece[:, measured] for piece in pieces[: len(slices)]]
+        scored = [x[cells][:, columns[0]] for x in sampled for _, cells in library_slices(sample, library_key)]
+        measured: NDArray[np.bool_] = np.all([measured_genes(piece, genes) for piece in pieces + scored], axis=0)
+        pieces = [piece[:, measured] for piece in pieces]
         used = np.concatenate([cells for _, cells, _ in slices])
         size = median_library_size(matrix[used][:, measured]) if counts else None
         if size is not None and not np.isfinite(size):

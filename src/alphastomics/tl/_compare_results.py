@@ -80,11 +80,11 @@ def make_tables(runs: Sequence[Mapping[str, Any]]) -> dict[str, pd.DataFrame]:
     """Tables of runs: ``summary`` by configuration, ``runs``, and ``curves``; see :func:`alphastomics.tl.compare`."""
     flat = pd.DataFrame([_row(run) for run in runs])
     points = [
-        pd.DataFrame({"configuration": run["configuration"], "seed": run["seed"]} | run["curve"])
+        {"configuration": run["configuration"], "seed": run["seed"]} | dict(zip(CURVE, values, strict=True))
         for run in runs
-        if run["curve"]["step"]
+        for values in zip(*(run["curve"][name] for name in CURVE), strict=True)
     ]
-    curves = pd.concat(points, ignore_index=True)
+    curves = pd.DataFrame(points, columns=["configuration", "seed", *CURVE])
     curves[list(LOSSES)] = curves[list(LOSSES)].astype(float)
     for name in SIZES:
         flat[name] = flat[name].astype("Int64")  # baselines have no parameters

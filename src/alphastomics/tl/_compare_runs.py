@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from alphastomics.config import DEFAULT_CONTEXT_SIZE, TrainingConfig
 from alphastomics.data._checks import expression_matrix
 from alphastomics.data._slices import slice_rows
 from alphastomics.metrics import rigid_align, subsample_cells
+from alphastomics.metrics._agreement import N_NEIGHBORS
 from alphastomics.tl._agreement import modality_agreement
 from alphastomics.tl._compare_results import CURVE, MEASURES, SIZES
 from alphastomics.tl._evaluate import evaluate
@@ -50,7 +52,7 @@ class Split:
     schema: TissueSchema
 
     def hash(self) -> str:
-        """The first 16 digits of the SHA-256 of expression, genes, positions and slices."""
+        """The first 16 digits of the SHA-256 of what a model reads: expression, genes, positions, and columns of ``obs``."""
         digest, schema = hashlib.sha256(), self.schema
         for adata in (self.reference, self.query):
             matrix: Any = expression_matrix(adata, schema.layer)
@@ -60,8 +62,9 @@ class Split:
             for array in [*arrays, np.asarray(adata.obsm[schema.position_key])]:
                 digest.update(str((array.shape, array.dtype)).encode())
                 digest.update(np.ascontiguousarray(array).tobytes())
-            slices = [] if schema.slice_key is None else adata.obs[schema.slice_key].astype(str).tolist()
-            digest.update("\n".join([*map(str, adata.var_names), *slices]).encode())
+            keys = (schema.slice_key, schema.cell_type_key, schema.sequence_key)
+            columns = [adata.obs[key].astype(str) for key in keys if key in adata.obs]
+            digest.update("\n".join(chain(map(str, adata.var_names), *columns)).encode())
         return digest.hexdigest()[:16]
 
 
@@ -195,10 +198,12 @@ def _embedding_scores(model: AlphaSTomics, query: AnnData, label_key: str, *, se
 
 
 def _joint_scores(model: AlphaSTomics, query: AnnData, scoring: Scoring, *, seed: int) -> Scores:
-    """Agreement of a sampled slice with each held-out slice of equal size, at most ``max_cells``."""
+    """Agreement of a sampled slice with each held-out slice of equal size, at most ``max_cells``; none for very small ones."""
     schema, scores = model.schema, {}
     for name, rows in slice_rows(query, schema.slice_key):
         n_cells = min(len(rows), scoring.max_cells)
+        if len(rows) < N_NEIGHBORS:
+            continue
         sampled = model.sample(mode="joint", n_cells=n_cells, n_steps=scoring.n_steps, random_state=seed)
         table = modality_agreement(
             sampled, query[rows].copy(), spatial_key=schema.position_key, layer=schema.layer,

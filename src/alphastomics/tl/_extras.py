@@ -95,7 +95,7 @@ class ExtraScores:
         if reference is not None:
             scorer = AgreementScorer.fit(
                 adata, reference, spatial_key=truth, layer=layer, library_key=library_key, transform=transform,
-                random_state=random_state, argument="truth",
+                random_state=random_state, expression_layer=expression_layer, argument="truth",
             )  # fmt: skip
         types = cell_types(adata, prediction, cell_type_key) if niches else None
         if niches and types is None:

@@ -168,7 +168,7 @@ def attention_maps(
     None, or the modified copy. The following is written:
 
     - ``obsm[key_added]``: table with one column per selected cell, (n_cells, n_selected): its attention weights, which sum to
-      1 over its slice and are NaN in other slices;
+      1 over its context and are NaN elsewhere; a context is a slice, or a part of one of more than 32,768 cells;
     - ``uns[key_added]["params"]``: ``layer`` and ``head``.
 
     Raises
@@ -178,7 +178,7 @@ def attention_maps(
     RuntimeError
         If the model is not trained.
     ValueError
-        If no cell is selected, the layer or head does not exist, or the mode of the model is ``"pos_to_expr"``.
+        If no cell is selected, or one twice, the layer or head does not exist, or the mode of the model is ``"pos_to_expr"``.
 
     Examples
     --------
@@ -200,10 +200,14 @@ def attention_maps(
         raise ValueError(
             f"head={head} is out of range; the model has {config.n_heads} heads, pass 0 to {config.n_heads - 1}"
         )
+    names = adata.obs_names[rows].astype(str)
+    if not names.is_unique:
+        raise ValueError(
+            f"cells=… has {names[names.duplicated()][0]!r} more than once; remove repeated cells, or call adata.obs_names_make_unique()"
+        )
     number = layer % config.n_layers
     sampler = model._make_sampler()
     weights = attention_rows(sampler, query_source(sampler, adata), rows, layer=number, head=head)
-    names = adata.obs_names[rows].astype(str)
     result = adata.copy() if copy else adata
     result.obsm[key_added] = pd.DataFrame(weights, index=adata.obs_names, columns=names)
     result.uns[key_added] = {"params": {"layer": number, "head": "mean" if head is None else head}}

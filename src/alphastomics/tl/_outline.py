@@ -12,6 +12,7 @@ images. Cells that are then outside are moved to the nearest point of the outlin
 from __future__ import annotations
 
 import warnings
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,7 +71,8 @@ def fit_outline(
 
     Returns
     -------
-    None, or the modified copy. ``obsm[key_added]`` has the positions within the outline, in the shape of `basis`.
+    None, or the modified copy. ``obsm[key_added]`` has the positions within the outline, in the shape of `basis`. What accompanies
+    `basis` in ``obs`` and ``uns``, such as its uncertainty, is copied to another `key_added`.
 
     Raises
     ------
@@ -110,7 +112,21 @@ def fit_outline(
         position[placed[:, None], axes] = _within(_moved(x, polygon) if piece.free else x, polygon)
     result = adata.copy() if copy else adata
     result.obsm[key] = position
+    if key != basis:
+        _copy_record(result, basis, key)
     return result if copy else None
+
+
+def _copy_record(adata: AnnData, basis: str, key: str) -> None:
+    """Copy what accompanies the positions of `basis`, such as which cells were placed, in place of that of an earlier `key`."""
+    for suffix in _keys.POSITION_SUFFIXES:
+        if basis + suffix in adata.obs:
+            adata.obs[key + suffix] = adata.obs[basis + suffix]
+        elif key + suffix in adata.obs:
+            del adata.obs[key + suffix]
+    adata.uns.pop(key, None)
+    if basis in adata.uns:
+        adata.uns[key] = deepcopy(adata.uns[basis])
 
 
 def _polygon(outline: Any) -> Polygon:
