@@ -129,6 +129,14 @@ def test_three_dimensions_are_aligned_then_projected(adata):
     np.testing.assert_allclose(points(axes[0, 1]), true[:40, :2], atol=1e-9)
 
 
+def test_a_constant_height_of_the_truth_is_left_out(adata):
+    expected = points(reconstruction(adata, show=False)[0, 0])
+    adata.obsm["spatial"] = np.c_[adata.obsm["spatial"], np.full(adata.n_obs, 5.0)]
+    adata.uns["spatial_reconstructed"] = "no record"
+    found = points(reconstruction(adata, show=False)[0, 0])
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_slices_are_chosen_and_ordered(adata):
     axes = reconstruction(adata, slices=["two", "one"], title=["a", "b", "c", "d"], show=False)
     assert [len(points(ax)) for ax in axes[:, 0]] == [20, 40]

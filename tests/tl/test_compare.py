@@ -381,6 +381,7 @@ def test_the_frame_of_the_held_out_slice_does_not_matter(cells, compared):
     ("arguments", "error", "message"),
     [
         ({"held_out": "slice_9"}, KeyError, "slice_9.*held_out="),
+        ({"held_out": 9}, KeyError, "unknown slice '9'"),
         ({"held_out": ["slice_0", "slice_1", "slice_2"]}, ValueError, "held_out"),
         ({"held_out": {0: "slice_0"}}, KeyError, "held_out.*seed 1"),
         ({"seeds": []}, ValueError, "seeds"),

@@ -130,10 +130,11 @@ def reconstruction(
     >>> asx.tl.reconstruct(query, model=model)
     >>> asx.pl.reconstruction(query, color="cell_type", units="µm", save="reconstruction.png")
     """
-    from alphastomics.tl._placed import read_slices
+    from alphastomics.tl._placed import read_slices, recorded
 
-    true, predicted = _read(adata, truth, prediction)
-    pieces = choose_slices(read_slices(adata, prediction, library_key), slices)
+    everything = read_slices(adata, prediction, library_key)
+    true, predicted = _read(adata, truth, prediction, everything)
+    pieces = choose_slices(everything, slices)
     if truth == SPATIAL and true is not None and not _any_finite(true, pieces):
         true = None
     limits = {"vmin": kwargs.pop("vmin", None), "vmax": kwargs.pop("vmax", None)}
@@ -160,21 +161,22 @@ def reconstruction(
     add_color_bar(axes[:, :n_colored], values, color)
     add_color_bar(axes[:, n_colored:], confidence_colors, "confidence")
     if ax is None:
-        _add_score(axes[0, 0].figure, adata, prediction)
+        _add_score(axes[0, 0].figure, recorded(adata, prediction, "training"))
     return finish(axes, given=ax is not None, show=show, save=save)
 
 
-def _read(adata: AnnData, truth: str | None, prediction: str) -> tuple[Positions | None, Positions]:
-    from alphastomics.tl._placed import check_same_dims
+def _read(
+    adata: AnnData, truth: str | None, prediction: str, slices: list[PlacedSlice]
+) -> tuple[Positions | None, Positions]:
+    """True and predicted positions, (n_cells, n_dims) each."""
+    from alphastomics.tl._placed import PositionPair
     from alphastomics.tl._tables import read_coordinates
 
-    predicted = read_coordinates(adata, prediction, "prediction")
     if truth is None or (truth == SPATIAL and truth not in adata.obsm):
         logger.info("The prediction is plotted without true positions.")
-        return None, predicted
-    true = read_coordinates(adata, truth, "truth")
-    check_same_dims(true, predicted, truth, prediction)
-    return true, predicted
+        return None, read_coordinates(adata, prediction, "prediction")
+    pair = PositionPair.read(adata, truth, prediction, argument="truth").in_equal_dims(slices)
+    return pair.true, pair.predicted
 
 
 def _any_finite(true: Positions, pieces: list[PlacedSlice]) -> bool:
@@ -213,8 +215,7 @@ def _categories(colors: CellColors | None, pieces: list[PlacedSlice]) -> dict[st
     return {name: shade for name, shade in colors.legend.items() if name in present}
 
 
-def _add_score(figure: Any, adata: AnnData, prediction: str) -> None:
+def _add_score(figure: Any, training: Mapping[str, Any]) -> None:
     """Add the scores of the held-out cells of the reference as the title."""
-    scores = adata.uns.get(prediction, {}).get("training", {}).get("held_out", {})
-    if text := held_out_title(scores, figure.get_figwidth()):
+    if text := held_out_title(training.get("held_out", {}), figure.get_figwidth()):
         figure.suptitle(text, fontsize="small")

@@ -261,7 +261,7 @@ def _splits(
     for seed in seeds:
         names = held_out[seed] if isinstance(held_out, Mapping) else held_out
         if names is not None:
-            names = tuple(sorted([names] if isinstance(names, str) else map(str, names)))
+            names = tuple(sorted(map(str, [names] if isinstance(names, str | Integral) else names)))
         if names not in made:
             made[names] = _split(adata, query, names, arguments)
         splits[seed] = made[names]

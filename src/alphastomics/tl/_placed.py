@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -143,13 +144,15 @@ def slice_key(adata: AnnData, prediction: str | None, library_key: str | None) -
     if library_key is not None:
         check_key("obs", adata.obs, library_key, "library_key")
         return library_key
-    recorded = _recorded(adata, prediction, "slice_key")
-    return resolve_slice_key(adata, recorded if recorded in adata.obs else None)
+    key = recorded(adata, prediction, "params").get("slice_key")
+    return resolve_slice_key(adata, key if key in adata.obs else None)
 
 
-def _recorded(adata: AnnData, prediction: str | None, parameter: str) -> Any:
-    """A parameter in the provenance of the prediction, or None."""
-    return adata.uns.get(prediction, {}).get("params", {}).get(parameter)
+def recorded(adata: AnnData, prediction: str | None, part: str) -> Mapping[str, Any]:
+    """A part of the provenance of the prediction, or an empty one."""
+    record = adata.uns.get(prediction)
+    found = record.get(part) if isinstance(record, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
 
 
 def _placed(adata: AnnData, prediction: str | None) -> NDArray[np.bool_]:
@@ -169,8 +172,8 @@ def cell_types(adata: AnnData, prediction: str | None, cell_type_key: str | None
     if cell_type_key is not None:
         check_key("obs", adata.obs, cell_type_key, "cell_type_key")
         return adata.obs[cell_type_key].to_numpy(dtype=object)
-    recorded = _recorded(adata, prediction, "cell_type_key")
-    return adata.obs[recorded].to_numpy(dtype=object) if recorded in adata.obs else None
+    key = recorded(adata, prediction, "params").get("cell_type_key")
+    return adata.obs[key].to_numpy(dtype=object) if key in adata.obs else None
 
 
 def scored_cells(adata: AnnData, piece: PlacedSlice, pair: PositionPair) -> NDArray[np.int64]:
