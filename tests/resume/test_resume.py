@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from alphastomics.model import AlphaSTomics
 from callbacks import Watch
@@ -223,7 +224,14 @@ def test_the_average_is_not_updated_while_gradients_accumulate(train, path, ofte
     assert watched(path)["average"]["n_updates"] == watched(path)["step"] == 4
 
 
-def test_time_counts_from_the_beginning(model, train, path):
+class LateRestore(SingleDeviceStrategy):
+    """Restores a checkpoint after ``on_fit_start``, as FSDP2 does."""
+
+    restore_checkpoint_after_setup = True
+
+
+@pytest.mark.parametrize("strategy", ["auto", LateRestore("cpu")], ids=["auto", "late"])
+def test_time_counts_from_the_beginning(model, train, path, strategy):
     train(max_epochs=1, max_time=100, checkpoint=path)
     state = torch.load(path, weights_only=True)
     assert 0 < state["elapsed_seconds"] < 100
@@ -231,7 +239,7 @@ def test_time_counts_from_the_beginning(model, train, path):
     torch.save(state, path)
 
     watch = Watch()
-    train(model, max_epochs=-1, max_steps=3, max_time=1000, resume=path, callbacks=[watch])
+    train(model, max_epochs=-1, max_steps=3, max_time=1000, resume=path, callbacks=[watch], strategy=strategy)
     assert len(watch.seen) == 2
     assert all(0.9 <= progress < 1 for *_, progress in watch.seen)
 

@@ -130,11 +130,14 @@ class TrainingPlan(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_fit_start(self) -> None:
-        """Start measuring time, join the group of processes that share contexts, set the expert load, and start the check of gradients."""
-        self._started = time.monotonic() - self._elapsed
+        """Join the group of processes that share contexts, and start the check of gradients."""
         self.objective.parallel = join_group(self.trainer, self.group_size)
-        self.objective.load.begin(self.module.config, self.device)
         self.finite = FiniteCheck(self.device)
+
+    def on_train_start(self) -> None:
+        """Start measuring time and set the expert load, after every strategy has restored the checkpoint."""
+        self._started = time.monotonic() - self._elapsed
+        self.objective.load.begin(self.module.config, self.device)
 
     def on_fit_end(self) -> None:
         """Restore the unsharded network."""
