@@ -6,10 +6,13 @@ import time
 
 import pytest
 from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.strategies import DDPStrategy
 
 from alphastomics.config import DEFAULT_STEPS
+from alphastomics.data import AnnDataSource
 from alphastomics.model._base import ModelBase
-from alphastomics.train import session
+from alphastomics.train import ContextDataModule, session
+from alphastomics.train.arguments import TrainingArguments
 from alphastomics.train.cross_fit import SHARE
 from alphastomics.train.session import LEAST_SHARE
 from alphastomics.train.timesteps import PLACED
@@ -54,10 +57,41 @@ def test_networks_are_averaged_by_their_steps_of_placement(small, make_model, be
     assert all(weights[name].equal(weight) for name, weight in kept.items())
 
 
-@pytest.mark.parametrize("limit", [{"max_epochs": 20}, {"max_steps": 20, "max_epochs": -1}])
+ACCUMULATED = {"context_size": 50, "batch_size": 50, "accumulate_grad_batches": 2}  # four batches and two steps an epoch
+
+
+@pytest.mark.parametrize(
+    "limit", [{"max_epochs": 20}, {"max_steps": 20, "max_epochs": -1}, {"max_epochs": 10, **ACCUMULATED}]
+)
 def test_a_length_that_is_given_is_kept(small, make_model, best_after, limit):
     assert train(make_model(small), **limit) == 20
     assert best_after["max_steps"] == 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "group_size"),
+    [({"accumulate_grad_batches": 2}, 1), ({"devices": 2}, 1), ({"devices": 4, "num_nodes": 2}, 4)],
+)
+def test_the_default_length_counts_steps_of_the_optimizer(small, make_model, arguments, group_size):
+    model, default = make_model(small), {"max_epochs": None, "max_time": None, "devices": 1, "precision": "32-true"}
+    training = session.TrainingSession(
+        model.module,
+        TrainingArguments(
+            context_size=50,
+            batch_size=50,
+            context_parallel_size=group_size,
+            plan_kwargs=None,
+            checkpoint=None,
+            resume=None,
+        ),
+        default | {"accelerator": "cpu", "strategy": DDPStrategy()} | arguments,
+        mode=model.mode,
+        diffusion=model.diffusion,
+        seed=0,
+    )
+    training.fit_layout(AnnDataSource(model.adata, model.schema, positions=True), whole_slices=False, resumed={})
+    training.make_datamodule(ContextDataModule, None)
+    assert training.max_epochs == DEFAULT_STEPS / 2 / 2  # four batches an epoch, two in a step
 
 
 def test_the_second_network_is_not_trained_longer_than_for_the_default_training(small, make_model, best_after):

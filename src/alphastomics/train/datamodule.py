@@ -100,7 +100,7 @@ class ContextDataModule(pl.LightningDataModule):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of steps of the optimizer in an epoch, on one device."""
+        """Number of steps of the optimizer in an epoch, on one device and without accumulation."""
         return -(-len(self.train_set) // (self.contexts_per_batch * self.batches_per_step))
 
     def set_context_size(self, context_size: int) -> None:

@@ -186,8 +186,20 @@ class TrainingSession:
         max_epochs = self.passed_kwargs["max_epochs"]
         if max_epochs is None:
             limited = self.max_seconds is not None or (self.trainer_kwargs.get("max_steps") or -1) >= 0
-            max_epochs = -1 if limited else -(-default_steps(self.mode) // self.datamodule.steps_per_epoch)
+            max_epochs = -1 if limited else -(-default_steps(self.mode) // self._steps_per_epoch)
         self.max_epochs = self.trainer_kwargs["max_epochs"] = max_epochs
+
+    @property
+    def _n_processes(self) -> int:
+        kwargs = self.passed_kwargs
+        return count_devices(kwargs["accelerator"], kwargs["devices"]) * kwargs.get("num_nodes", 1)
+
+    @property
+    def _steps_per_epoch(self) -> int:
+        """Number of steps of the optimizer in an epoch, each on accumulated batches of all groups of processes."""
+        n_groups = self._n_processes // self.arguments.context_parallel_size
+        n_batches = n_groups * (self.passed_kwargs.get("accumulate_grad_batches") or 1)
+        return -(-self.datamodule.steps_per_epoch // n_batches)
 
     @property
     def trained_source(self) -> CellSource:
@@ -214,9 +226,9 @@ class TrainingSession:
             # Processes cannot be forked after CUDA was initialized.
             device=torch.device("cpu") if is_forked(kwargs["strategy"]) else self.device,
         )
-        steps, n_devices = second.sufficient_steps(placed), count_devices(kwargs["accelerator"], kwargs["devices"])
+        steps = second.sufficient_steps(placed)
         chosen = self.passed_kwargs["max_epochs"] is None and (kwargs.get("max_steps") or -1) < 0
-        if steps is not None and chosen and n_devices * kwargs.get("num_nodes", 1) == 1:
+        if steps is not None and chosen and self._n_processes == 1:
             logger.info("Training for at most %d steps, after which cells held out were placed best.", steps)
             kwargs["max_steps"] = min([steps, *limits])
         return second
@@ -224,7 +236,7 @@ class TrainingSession:
     def _step_limits(self) -> list[int]:
         """Numbers of steps that end the training."""
         max_steps = self.trainer_kwargs.get("max_steps") or -1
-        n_steps = self.max_epochs * self.datamodule.steps_per_epoch
+        n_steps = self.max_epochs * self._steps_per_epoch
         return [n_steps] * (self.max_epochs >= 0) + [max_steps] * (max_steps >= 0)
 
     def make_plan(self, kind: type[TrainingPlan]) -> None:
@@ -283,7 +295,7 @@ class TrainingSession:
         logger.info(
             "Training on %d cells, %d genes, %d slices on %s (%s steps an epoch, at most %s).",
             self.source.n_cells, self.source.schema.n_genes, len(self.source.slices), self.device,
-            self.datamodule.steps_per_epoch, limit,
+            self._steps_per_epoch, limit,
         )  # fmt: skip
         self.runner = kind(
             model,
