@@ -67,12 +67,14 @@ def training_steps(
     finite = FiniteCheck(module.device)
     optimizer, batches = make_optimizer(module, plan), [_batches(each, n_contexts, objective) for each in datasets]
     module.train()
+    objective.load.begin(module.config, module.device)
     for step in count():
         for group in optimizer.param_groups:
             group["lr"] = plan.lr * rate_factor(step)
         optimizer.zero_grad()
         for batch in map(next, batches):
             (objective.total(objective.losses(batch, step=step), batch) / len(datasets)).backward()
+        objective.load.end_step(lambda counts: counts)  # not summed: other processes need not take part
         norm = torch.nn.utils.clip_grad_norm_(module.parameters(), TrainerConfig.gradient_clip_val)
         found_inf = finite.add(step, norm)
         if found_inf.is_cuda:
