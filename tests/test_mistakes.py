@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import scanpy as sc
 import scipy.sparse as sp
+from lightning.pytorch import Callback
 
 from alphastomics import datasets, pl, pp, tl
 from alphastomics.main import main
@@ -399,6 +400,10 @@ ARGUMENTS = {
 TRAINING = {
     "a time of 0": mistake(given(max_time=0), ValueError, "max_time", "must be positive"),
     "a time with a unit": mistake(given(max_time="5m"), ValueError, "max_time='5m'", "pass seconds as a number"),
+    "a time without end": mistake(given(max_time=np.inf), ValueError, "max_time", "must be positive and finite"),
+    "unknown precision": mistake(given(precision="foo"), ValueError, "precision='foo'", "pass 'auto', '32-true'"),
+    "one callback": mistake(lambda c: c.registered().train(callbacks=Callback()), TypeError, "callbacks=", "pass callbacks=[…]"),
+    "a checkpoint below a file": mistake(lambda c: c.registered().train(checkpoint=c.folder / c.file("notes.txt") / "last.ckpt"), NotADirectoryError, "notes.txt", "choose another folder"),
     "no GPU": mistake(given(accelerator="cuda", devices=[97]), ValueError, "accelerator='cuda'", "omit accelerator=…"),
     "no devices": mistake(given(devices=0), ValueError, "devices=0", "omit devices=…"),
     "unknown strategy": mistake(given(strategy="ddpp"), ValueError, "strategy='ddpp'", "choose from 'auto'"),

@@ -30,6 +30,12 @@ def test_checkpoints_are_written_at_the_given_interval(train, path):
         train(checkpoint=path, checkpoint_every=0)
 
 
+def test_the_folder_of_a_checkpoint_is_made(train, path, step_of):
+    path = path.parent / "runs" / "first" / path.name
+    train(checkpoint=path)
+    assert step_of(path) == 1
+
+
 def test_a_finished_checkpoint_is_the_model(train, path, small, make_model, tmp_path):
     model = train(make_model(small, mode="any"), checkpoint=path)
     assert list(tmp_path.iterdir()) == [path]

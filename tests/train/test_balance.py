@@ -45,7 +45,9 @@ def test_without_experts_no_use_is_counted():
 
 
 def test_a_training_in_one_process_uses_its_own_load(source, monkeypatch):
-    monkeypatch.setattr(experts, "_sum_over_processes", lambda _: pytest.fail("the other processes would be waited for"))
+    monkeypatch.setattr(
+        experts, "_sum_over_processes", lambda _: pytest.fail("the other processes would be waited for")
+    )
     config = DenoiserConfig(n_genes=20, n_dims=2, d_model=16, n_heads=2, n_layers=2, use_moe=True, moe_top_k=1)
     objective = Objective(Denoiser(config), PlanConfig(), mode="expr_to_pos")
     contexts = ContextDataset(source, context_size=100, seed=0)

@@ -104,9 +104,6 @@ def test_training_without_an_estimate_gives_a_warning(
         assert fitter(10).fit(100, 4) == (4, 0, None)
         assert fitter(10).longest(100) == 100
     assert str(error) in caplog.text
-    with caplog.at_level(logging.WARNING):
-        assert fitter(10, arguments={"precision": "64-true"}).fit(100, 4) == (4, 0, None)
-    assert "precision=64-true" in caplog.text
 
 
 def test_a_small_training_does_not_wait_for_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,11 @@ def test_networks_are_averaged_by_their_steps_of_placement(small, make_model, be
     assert all(weights[name].equal(weight) for name, weight in kept.items())
 
 
-ACCUMULATED = {"context_size": 50, "batch_size": 50, "accumulate_grad_batches": 2}  # four batches and two steps an epoch
+ACCUMULATED = {
+    "context_size": 50,
+    "batch_size": 50,
+    "accumulate_grad_batches": 2,
+}  # four batches and two steps an epoch
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from os import PathLike
+    from pathlib import Path
 
 WRITE = "check free space and permissions, or choose another folder, and repeat the command"
 READ = "check its permissions and those of its folder, and repeat the command"
@@ -49,6 +51,15 @@ def os_errors_for(path: str | PathLike[str]) -> Iterator[None]:
         if error.errno is None and str(path) in str(error):  # names the file already
             raise
         raise type(error)(f"{path} cannot be written ({describe_error(error)}); {WRITE}") from error
+
+
+def check_folder(path: Path) -> None:
+    """Check that a folder can be made and written to, without making it."""
+    existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
+    if not existing.is_dir():
+        raise NotADirectoryError(f"{path} cannot be written ({existing} is a file); {WRITE}")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} cannot be written ({existing} is read-only); {WRITE}")
 
 
 def permission_error(path: str | PathLike[str], error: PermissionError) -> PermissionError:

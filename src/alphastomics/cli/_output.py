@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import re
 import shutil
 import sys
@@ -13,7 +12,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from alphastomics._io._atomic import replacing
-from alphastomics._io._errors import WRITE, os_errors_for, permission_error
+from alphastomics._io._errors import os_errors_for, permission_error
 from alphastomics._messages import PACKAGE, hide_others
 
 if TYPE_CHECKING:
@@ -82,15 +81,6 @@ def check_readable(folder: Path) -> None:
         next(folder.iterdir(), None)
     except PermissionError as error:
         raise permission_error(folder, error) from error
-
-
-def check_folder(path: Path) -> None:
-    """Check that a folder can be made and written to, without making it."""
-    existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
-    if not existing.is_dir():
-        raise NotADirectoryError(f"{path} cannot be written ({existing} is a file); {WRITE}")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise PermissionError(f"{path} cannot be written ({existing} is read-only); {WRITE}")
 
 
 def prepare_folder(path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alphastomics.cli._output import check_folder, prepare_file, write_h5ad
+from alphastomics._io._errors import check_folder
+from alphastomics.cli._output import prepare_file, write_h5ad
 from alphastomics.cli._query import H5AD, PARQUET, QueryOptions, check_suffix, read_reference
 from alphastomics.config import PlacementConfig, SetupConfig, TrainerConfig
 from alphastomics.config._setting import flag, settings_of

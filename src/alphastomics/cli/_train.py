@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 
-from alphastomics._io._errors import os_errors_for
+from alphastomics._io._errors import check_folder, os_errors_for
 from alphastomics._rank import is_first, quiet_unless_first
-from alphastomics.cli._output import check_folder, to_text
+from alphastomics.cli._output import to_text
 from alphastomics.cli._query import read_reference
 from alphastomics.config import PLACING_MODES, SetupConfig
 from alphastomics.config._sections import SETTINGS

@@ -126,7 +126,7 @@ class TrainingMixin(ModelBase):
         plan_kwargs
             Fields of :class:`~alphastomics.train.PlanConfig`.
         checkpoint
-            ``.ckpt`` file for the state of training, replaced atomically during training and at the end; or a folder, in which
+            ``.ckpt`` file for the state of training, replaced atomically during training and at the end; or an existing folder, in which
             ``last.ckpt`` is written. When training has ended, the file also contains the trained model for :meth:`load`.
         resume
             Checkpoint of a training run with the same arguments, from which training continues: weights, their average,

@@ -49,7 +49,7 @@ def check_arguments(trainer_kwargs: Mapping[str, Any], plan_kwargs: Mapping[str,
     Raises
     ------
     TypeError
-        If an argument is unknown.
+        If an argument is unknown, or ``callbacks`` is not a list of callbacks.
     ValueError
         If ``max_epochs`` is invalid.
     """
@@ -58,6 +58,9 @@ def check_arguments(trainer_kwargs: Mapping[str, Any], plan_kwargs: Mapping[str,
         if name not in trainer:
             raise unexpected_argument(name, sorted(declared | trainer), "train")
     check_names(plan_kwargs or {}, PlanConfig)
+    callbacks = trainer_kwargs.get("callbacks") or []
+    if not isinstance(callbacks, list | tuple) or not all(isinstance(each, pl.Callback) for each in callbacks):
+        raise TypeError(f"callbacks={callbacks!r} must be callbacks of Lightning in a list; pass callbacks=[…]")
     max_epochs = trainer_kwargs["max_epochs"]
     if max_epochs is not None and not (isinstance(max_epochs, Integral) and (int(max_epochs) > 0 or max_epochs == -1)):
         raise ValueError(f"max_epochs={max_epochs!r} must be a whole number of at least 1, or -1 for no limit")

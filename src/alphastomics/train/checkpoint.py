@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins import TorchCheckpointIO
 
 from alphastomics._io._atomic import replacing
-from alphastomics._io._errors import describe_error
+from alphastomics._io._errors import describe_error, os_errors_for
 from alphastomics.train.callbacks import OptimizerStepCallback
 from alphastomics.train.distributed.processes import gather_objects
 from alphastomics.train.interrupt import SignalLatch
@@ -96,7 +96,10 @@ class LastCheckpoint(OptimizerStepCallback, Checkpoint):
             self._latch.arm(signal.SIGINT)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Count steps from that of the checkpoint; raises ``ValueError`` if processes have read different checkpoints."""
+        """Count steps from that of the checkpoint, and make the folder.
+
+        Raises ``ValueError`` if processes have read different checkpoints.
+        """
         super().on_train_start(trainer, pl_module)
         steps = gather_objects(trainer, trainer.global_step)
         if len(set(steps)) > 1:
@@ -105,6 +108,9 @@ class LastCheckpoint(OptimizerStepCallback, Checkpoint):
                 f"The processes have read different checkpoints (step {found}); checkpoint= must name a file on a shared disk"
             )
         self._saved_at = trainer.global_step
+        if trainer.is_global_zero:
+            with os_errors_for(self.path):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def on_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save if a checkpoint is due; at the last batch, leave that to the end of the epoch."""

@@ -61,7 +61,7 @@ def seconds_of(max_time: str | timedelta | dict[str, float] | float | None) -> f
     Raises
     ------
     ValueError
-        If the time is not positive or the string has another format.
+        If the time is not positive and finite, or the string has another format.
     """
     if max_time is None:
         return None
@@ -73,8 +73,8 @@ def seconds_of(max_time: str | timedelta | dict[str, float] | float | None) -> f
     if isinstance(max_time, dict):
         max_time = timedelta(**max_time)
     seconds = max_time.total_seconds() if isinstance(max_time, timedelta) else float(max_time)
-    if not seconds > 0:
-        raise ValueError(f"max_time must be positive, got {max_time}")
+    if not 0 < seconds < timedelta.max.total_seconds():
+        raise ValueError(f"max_time must be positive and finite, got {max_time}; pass None for no limit")
     return seconds
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from alphastomics._io._errors import check_folder
 from alphastomics._rank import quiet_unless_first
 from alphastomics.config import (
     DEFAULT_CONTEXT_SIZE,
@@ -92,6 +93,8 @@ class TrainingSession:
         seed: int,
     ) -> None:
         check_arguments(trainer_kwargs, arguments.plan_kwargs)
+        if arguments.checkpoint is not None:
+            check_folder(checkpoint_path(arguments.checkpoint).parent)
         self.module, self.arguments, self.mode, self.diffusion, self.seed = module, arguments, mode, diffusion, seed
         self.passed_kwargs = dict(trainer_kwargs)
         accelerator, devices, precision = (trainer_kwargs[name] for name in ("accelerator", "devices", "precision"))

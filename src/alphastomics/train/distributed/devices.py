@@ -30,6 +30,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+AUTOCAST = {
+    "32": None,
+    "32-true": None,
+    "bf16": torch.bfloat16,
+    "bf16-mixed": torch.bfloat16,
+    "16": torch.float16,
+    "16-mixed": torch.float16,
+}
+"""Precision -> type of matrix products, None for that of the weights, which is 32 bits."""
 MARGIN = 0.05  # share of a GPU's free memory reserved for fragmentation and the driver
 SHARE = 0.8  # usable share of the total memory with several processes
 MEMINFO = Path("/proc/meminfo")
@@ -77,12 +86,13 @@ def resolve_precision(precision: str | int, device: torch.device) -> str | int:
     Raises
     ------
     ValueError
-        If the weights would not be in 32 bits, in which placements are computed.
+        If the precision is unknown, or the weights would not be in 32 bits, in which placements are computed.
     """
     if precision != "auto":
-        if str(precision) == "64" or (str(precision).endswith("-true") and precision != "32-true"):
+        if str(precision) not in AUTOCAST:
             raise ValueError(
-                f"precision={precision!r} is not supported, because weights are in 32 bits; pass '32-true', 'bf16-mixed' or '16-mixed'"
+                f"precision={precision!r} is unknown, or its weights are not in 32 bits; pass 'auto', '32-true', 'bf16-mixed' or "
+                "'16-mixed'"
             )
         return precision
     if device.type == "cuda":

@@ -39,6 +39,7 @@ from alphastomics.nn._torch_compat import (
     tree_iter,
 )
 from alphastomics.nn.parallel import SequenceParallel
+from alphastomics.train.distributed.devices import AUTOCAST
 from alphastomics.train.forward import sequence_of
 from alphastomics.train.memory.recompute import recompute
 from alphastomics.train.plan import TrainingPlan
@@ -50,14 +51,6 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-AUTOCAST = {
-    "32": None,
-    "32-true": None,
-    "bf16": torch.bfloat16,
-    "bf16-mixed": torch.bfloat16,
-    "16": torch.float16,
-    "16-mixed": torch.float16,
-}
 MOMENTS, AVERAGE = 2, 1  # copies of the weights in AdamW and in the moving average
 
 

@@ -28,7 +28,7 @@ from alphastomics.nn import Denoiser, count_parameters
 from alphastomics.train.callbacks import GIB
 from alphastomics.train.datamodule import check_sizes
 from alphastomics.train.distributed.devices import count_devices, device_of, resolve_precision, usable_memory
-from alphastomics.train.memory.estimate import AUTOCAST, MemoryEstimate, estimate_training
+from alphastomics.train.memory.estimate import MemoryEstimate, estimate_training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -198,9 +198,6 @@ class MemoryFitter:
 
     def _can_estimate(self, n_cells: int, n_contexts: int, k: int) -> bool:
         """Whether the memory of such a step can be estimated; logs a warning if not."""
-        if str(self.arguments.get("precision", "32")) not in AUTOCAST:
-            logger.warning("The memory of a step cannot be estimated for precision=%s.", self.arguments["precision"])
-            return False
         try:
             self.estimate(n_cells, n_contexts, k)
         except (ImportError, NotImplementedError) as error:
