@@ -324,6 +324,8 @@ def test_estimates_follow_the_arguments(small, make_model):
     assert usual.peak > model.estimate_memory(100, 100, accelerator="cpu", precision=32).peak
     assert usual.peak > model.estimate_memory(100, accelerator="cpu", precision=32, recompute="all").peak
     assert usual.peak > model.estimate_memory(100, accelerator="cpu", precision=32, training=False).peak
+    called = [model.estimate_memory(100, precision=name, training=False) for name in ("32-true", "bf16-mixed")]
+    assert called[0] == called[1], "sampling is in 32 bits"
     for wrong in ({"n_cells": 0}, {"batch_size": 0}, {"recompute": "auto"}, {"recompute": 9}):
         with pytest.raises(ValueError, match=r"at least 1|recompute="):
             model.estimate_memory(**wrong)

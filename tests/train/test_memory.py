@@ -210,6 +210,17 @@ def test_without_training_only_weights_and_temporaries_take_memory() -> None:
     assert estimate.peak == pytest.approx(4 * 4 * N, abs=64)
 
 
+def test_autocast_keeps_no_copies_of_weights() -> None:
+    """Both weights, and a copy of one of them at a time, as in Lightning."""
+
+    def make_step() -> Step:
+        module, x = nn.Sequential(nn.Linear(100, 100, bias=False), nn.Linear(100, 100, bias=False)), torch.zeros(1, 100)
+        return Step(module, [x], lambda: module(x))
+
+    estimate = estimate_step(make_step, training=False, precision="bf16-mixed")
+    assert estimate.peak == pytest.approx((2 * 4 + 2) * 100**2, abs=2000)
+
+
 def test_shared_storage_counts_once() -> None:
     x = {}
 

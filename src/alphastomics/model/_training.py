@@ -254,7 +254,8 @@ class TrainingMixin(ModelBase):
         batch_size
             Number of cells on the device at once: ``batch_size // n_cells`` contexts, at least one.
         training
-            Whether to estimate a step of :meth:`train`; if not, a call of the network for one context without gradients.
+            Whether to estimate a step of :meth:`train`; if not, a call of the network for one context in sampling, without gradients
+            and in 32 bits.
         precision, accelerator, plan_kwargs
             As in :meth:`train`.
         recompute
@@ -282,11 +283,7 @@ class TrainingMixin(ModelBase):
             raise ValueError(f"n_cells={n_cells} and batch_size={batch_size} must be at least 1 cell")
         check_group_size(context_parallel_size, context_parallel_size)
         device = device_of(accelerator)
-        common: dict[str, Any] = {
-            "n_cells": n_cells,
-            "precision": resolve_precision(precision, device),
-            "device": estimated_device(device.type),
-        }
+        common: dict[str, Any] = {"n_cells": n_cells, "device": estimated_device(device.type)}
         if not training:
             return estimate_inference(self.module.config, **common)
         k = recomputed_blocks(recompute, self.module.config.n_layers)
@@ -295,6 +292,7 @@ class TrainingMixin(ModelBase):
         return estimate_training(
             self.module.config,
             n_contexts=max(1, batch_size // n_cells),
+            precision=resolve_precision(precision, device),
             n_recomputed=k,
             group_size=context_parallel_size,
             **common,

@@ -188,7 +188,7 @@ def estimate_step(
         raise ValueError(f"precision={precision!r} cannot be estimated; choose from {', '.join(map(repr, AUTOCAST))}")
     device = torch.device(device)
     dtype, counter = AUTOCAST[str(precision)], StorageCounter(device.type)
-    autocast = torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
+    autocast = torch.autocast(device.type, dtype=dtype, cache_enabled=False) if dtype else nullcontext()
     with fake_tensors():
         with device:
             step = make_step()
@@ -276,10 +276,9 @@ def estimate_inference(
     *,
     n_cells: int,
     n_contexts: int = 1,
-    precision: str | int = "32",
     device: str | torch.device = "cpu",
 ) -> MemoryEstimate:
-    """Estimate a call of the denoiser in sampling; arguments as in :func:`estimate_training`."""
+    """Estimate a call of the denoiser in sampling, which is in 32 bits; arguments as in :func:`estimate_training`."""
 
     def make_step() -> Step:
         module = Denoiser(config).eval()
@@ -289,7 +288,7 @@ def estimate_inference(
         sequence = sequence_of(batch.sequence)
         return Step(module, inputs, lambda: module(*inputs, local_density=batch.local_density, sequence=sequence))
 
-    return estimate_step(make_step, training=False, precision=precision, device=device)
+    return estimate_step(make_step, training=False, device=device)
 
 
 class SimulatedProcesses(SequenceParallel):
