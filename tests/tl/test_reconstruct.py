@@ -132,14 +132,14 @@ def test_a_model_is_adapted_to_a_query_that_differs_from_the_reference(query, re
     adapted, not_adapted = (reconstruct(query, reference, adapt=adapt, copy=True, **QUICK) for adapt in (None, False))
     assert not np.array_equal(adapted.obsm[KEY], not_adapted.obsm[KEY])
     assert adapted.uns[KEY]["params"]["adapt"]
-    assert "adaptation" in adapted.uns[KEY]["training"]
+    assert "adaptations" in adapted.uns[KEY]["training"]
 
 
 def test_a_model_is_not_adapted_to_a_query_like_the_reference(cells):
     query = cells[::2].copy()
     reconstruct(query, cells[1::2].copy(), **QUICK)
     assert not query.uns[KEY]["params"]["adapt"]
-    assert "adaptation" not in query.uns[KEY]["training"]
+    assert "adaptations" not in query.uns[KEY]["training"]
 
 
 def test_a_model_that_is_passed_is_adapted_on_request(model, query):

@@ -60,7 +60,7 @@ def test_the_adapted_network_has_other_weights_and_the_query_is_not_changed(mode
     assert np.array_equal(given.obsm["spatial"], query.obsm["spatial"])
     assert (given.X != query.X).sum() == 0
     assert not model.module.training
-    assert model.trainings_[-1]["adaptation"]["n_cells"] == query.n_obs
+    assert [each["n_cells"] for each in model.trainings_[-1]["adaptations"]] == [query.n_obs]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
@@ -138,7 +138,7 @@ def test_the_number_of_steps_is_bounded_by_the_query_and_by_the_training(model, 
     n_training = model.trainings_[-1]["n_steps"]
     model.adapt(query)
     by_query, by_training = PASSES * query.n_obs / 512, SHARE * n_training / ROUNDS
-    assert model.trainings_[-1]["adaptation"]["n_steps"] == ROUNDS * max(1, round(min(by_query, by_training)))
+    assert model.trainings_[-1]["adaptations"][0]["n_steps"] == ROUNDS * max(1, round(min(by_query, by_training)))
 
 
 def placed_at(source, x):
@@ -188,9 +188,11 @@ def test_an_adapted_model_is_saved_and_loaded(model, query, tmp_path):
     from alphastomics.model import AlphaSTomics
 
     model.adapt(query)
+    model.adapt(query[:50].copy())
+    assert [each["n_cells"] for each in model.trainings_[-1]["adaptations"]] == [query.n_obs, 50]
     model.save(tmp_path / "adapted")
     loaded = AlphaSTomics.load(tmp_path / "adapted", adata=False)
-    assert loaded.trainings_[-1]["adaptation"] == model.trainings_[-1]["adaptation"]
+    assert loaded.trainings_[-1]["adaptations"] == model.trainings_[-1]["adaptations"]
     assert np.array_equal(placed(loaded, query), placed(model, query))
 
 

@@ -84,10 +84,8 @@ class AdaptationMixin(ModelBase):
         except BaseException:  # the fitted statistics are those of the previous weights
             self.module.load_state_dict(weights)
             raise
-        self.trainings_ = (
-            *self.trainings_[:-1],
-            training | {"adaptation": {"n_cells": query.n_cells, "n_steps": n_steps}},
-        )
+        adaptations = [*training.get("adaptations", []), {"n_cells": query.n_cells, "n_steps": n_steps}]
+        self.trainings_ = (*self.trainings_[:-1], training | {"adaptations": adaptations})
         self.fitted_ = replace(statistics, perturbation=fitted.perturbation, second=fitted.second)
 
     def _differs(self, adata: AnnData) -> bool:

@@ -47,7 +47,7 @@ class ModelBase(BaseModelClass):
     diffusion
         Diffusion process of expression.
     trainings_
-        Records of :mod:`alphastomics._provenance`, one for each training.
+        Records of :mod:`alphastomics._provenance`, one for each training; its ``adaptations`` are in the order of the calls of ``adapt``.
     """
 
     module: Denoiser
