@@ -156,8 +156,8 @@ class MetricsFile(pl.Callback):
         """Start measuring time."""
         self._written = time.monotonic()
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write if ten seconds have passed."""
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write if ten seconds have passed; at the end of an epoch, the history may not have its values yet."""
         if self._written is not None and time.monotonic() - self._written >= self.SECONDS:
             self._write(trainer)
 
