@@ -12,7 +12,10 @@ from alphastomics.data import Augmentation, ContextDataset, collate
 from alphastomics.diffusion import CosineSchedule, Process
 from alphastomics.diffusion.geometry import align, center
 from alphastomics.train import MODES, PlanConfig
-from alphastomics.train.draws import TRAINING, DrawContexts
+from alphastomics.train.draws import DEFORMATION, OBSERVED, TRAINING, TYPES, VALIDATION, DrawContexts
+from alphastomics.train.objective import PAIRS
+from alphastomics.train.plan import DROPOUT
+from alphastomics.train.timesteps import MASKING
 from rotations import random_rotation
 
 modes = pytest.mark.parametrize("mode", MODES)
@@ -49,6 +52,12 @@ def test_draws_depend_on_the_key_and_the_purpose(make_plan, make_batch):
     assert all(torch.equal(one, other) for one, other in zip(first, plan.objective.draw(batch, 0), strict=False))
     for changed in (plan.objective.draw(batch, 1), plan.objective.draw(batch._replace(key=batch.key + 1), 0)):
         assert not any(torch.equal(one, other) for one, other in zip(first, changed, strict=False))
+
+
+def test_every_purpose_has_its_own_generator():
+    both = TRAINING, VALIDATION
+    purposes = [*both, DEFORMATION, *(OBSERVED + p for p in both), MASKING, *(PAIRS + p for p in both), DROPOUT, TYPES]
+    assert len(set(purposes)) == len(purposes)
 
 
 def test_hidden_types_do_not_depend_on_padding(make_batch, singles):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from alphastomics.diffusion import Mode
 
 # Purposes of the generators that are keyed by context.
-TRAINING, VALIDATION, DEFORMATION, OBSERVED, TYPES = 0, 1, 2, 3, 50
+TRAINING, VALIDATION, DEFORMATION, OBSERVED, TYPES = 0, 1, 2, 3, 60
 ALL_HIDDEN = 0.5  # share of the contexts in which no cell type is known
 
 
