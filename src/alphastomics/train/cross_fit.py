@@ -1,8 +1,8 @@
 r"""A network that has not seen a part of the reference, which fits the length of the training and the placement.
 
 Residuals of cells that a network was trained on are too small. Before the training, a second network of the same architecture is
-trained without a fourth of the slices, or of the cells if there is only one slice, in contexts of the default size, at a constant
-learning rate. The moving average of its weights,
+trained without every fourth slice, from the second one on (one of two or three slices), or without a fourth of the cells if there is
+only one slice, in contexts of the default size, at a constant learning rate. The moving average of its weights,
 
 .. math:: \bar\theta_n = \beta_n \bar\theta_{n-1} + (1 - \beta_n)\, \theta_n, \qquad \beta_n = \min(.99, \tfrac{n}{n + 9}),
 
@@ -51,7 +51,7 @@ TIME_SHARE = 0.125  # of the time of the training, at most: a step that places c
 FIRST = 250  # number of steps after which the cells are placed for the first time, and then after twice as many
 PATIENCE = 2  # lower scores in succession
 DECAY = 0.99  # beta
-HELD_OUT = 4  # every fourth slice, or a fourth of the cells of a single slice, is held out
+HELD_OUT = 4  # every fourth slice, from the second one on, or a fourth of the cells of a single slice, is held out
 SEED = 1  # added to the seed of the training
 
 
