@@ -1,7 +1,7 @@
 """Sampling and embedding of cells whose slices may measure different genes, and writing of the results.
 
 In a dataset slices may measure different genes, which an AnnData cannot represent. Slices of a dataset are therefore passed to
-the model in groups that measure the same genes. The result is the same, because a model never sees two slices at once.
+the model in groups that measure the same genes. The result is the same, because slices are never in one context.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class WindowSampler:
 class RoundRobinSampler:
     """Batches of contexts for one rank with all cells in memory: rank r of R takes every R-th batch of one sequence.
 
-    In a step, R ranks see the contexts that a single rank sees in R steps. ``length`` is the number of contexts of an
+    In a step, R ranks are trained on the contexts of R steps of a single rank. ``length`` is the number of contexts of an
     epoch, with several ranks a multiple of those in a step.
     """
 

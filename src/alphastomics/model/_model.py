@@ -232,8 +232,8 @@ class AlphaSTomics(TrainingMixin, AdaptationMixin, SamplingMixin, EmbeddingMixin
             residue. Neighbor attention and pair features use differences of this index.
         transform
             ``"log1p"``, for counts: scaling of the library size to the median, then log1p; ``"none"``; or ``"auto"``:
-            ``"log1p"`` if and only if the values are counts: non-negative integers, not all of them 0 and 1. The kind of the values is
-            logged, and that of a query is compared with it.
+            ``"log1p"`` if and only if the values are counts: non-negative integers, not all of them 0 and 1, some of them from 1 to 9.
+            The kind of the values is logged, and that of a query is compared with it.
         **kwargs
             Used by scvi-tools (``source_registry``).
 

@@ -67,7 +67,7 @@ class SamplingMixin(ModelBase):
             draws are then the same. Not for ``mode="expr_to_pos"``, which has no reverse process.
         n_samples
             Number of draws of each slice. For ``mode="expr_to_pos"`` 1 gives the placement: the conditional mean with the
-            distances between neighbors of a tissue. It has the smallest error of each cell, and is not random.
+            distances between neighbors of a tissue. It is not random. The expected squared error of the mean alone is smallest.
         reduce
             How several draws are reduced. None: all draws are returned. ``"medoid"``: the draw nearest to all others, for
             positions in each slice. ``"mean"``: the conditional mean; for positions with overlapping cells, for expression on

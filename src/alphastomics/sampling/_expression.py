@@ -1,6 +1,6 @@
 r"""Sampling of expression, given positions.
 
-The network sees all cells of a slice, up to ``max_context``; a larger slice is split into contexts that share anchors, and
+The cells of a slice are one context, up to ``max_context``; a larger slice is split into contexts that share anchors, and
 the estimates of an anchor are averaged over contexts at every step, as in :mod:`alphastomics.sampling._position`.
 
 Observed values, of whole cells or of some genes, are clean inputs of the network at every step, marked as observed. They also

@@ -1,4 +1,4 @@
-r"""Score of the placement of cells that a network has not seen, by which the length of a training is chosen and its result judged.
+r"""Score of the placement of cells that a network has not seen, by which the length of a training is chosen and its result scored.
 
 .. math:: \sum_S \log \frac{S(y, x)}{1 - S(y, x)}
 

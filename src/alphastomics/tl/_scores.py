@@ -209,7 +209,7 @@ def position_scores(
     -------
     None, or the table. It is indexed by ``slice`` or, with `baselines`, by ``slice`` and ``positions`` (``prediction``,
     ``chance`` or ``oracle``; a column in ``uns``). Its columns are ``n_cells`` (scored cells), ``n_skipped`` (cells without a
-    true position), the scores of :func:`alphastomics.metrics.position_scores` and, if the prediction has an uncertainty,
+    true or a predicted position), the scores of :func:`alphastomics.metrics.position_scores` and, if the prediction has an uncertainty,
     those of :func:`alphastomics.metrics.spread_scores`.
 
     Raises

@@ -39,8 +39,8 @@ def transfer_labels(
 ) -> AnnData | None:
     """Give cells the labels of similar cells of another dataset.
 
-    With a reference as `source`, dissociated or placed cells take the labels of the tissue; with labeled dissociated cells as
-    `source`, the tissue takes theirs. Cells are compared by the embedding of their expression,
+    With a reference as `source`, labels of the tissue are transferred to dissociated or placed cells; with labeled dissociated cells as
+    `source`, they are transferred to the tissue. Cells are compared by the embedding of their expression,
     ``model.get_latent_representation(layer="encoder")``, and positions are not read.
 
     Parameters
@@ -54,7 +54,7 @@ def transfer_labels(
     label_key
         Column of ``source.obs`` with the labels.
     n_neighbors
-        Number of similar cells that vote.
+        Number of similar cells whose labels are counted.
     min_confidence
         Smallest confidence of a label, between 0 and 1; the label of other cells is missing.
     key_added

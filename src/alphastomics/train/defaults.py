@@ -57,7 +57,7 @@ def advised_experts(n_cells: int) -> dict[str, int]:
 
     4 and 1 below 10,000 cells, 8 and 2 from 10,000 to 100,000, 16 and 2 above. Each expert is trained on the share
     ``moe_top_k / num_experts`` of the cells and memorizes them if they are few. With two thousand cells, fewer experts were
-    more accurate than many, and a network without experts was the most accurate (``docs/design-notes.md``).
+    more accurate than many, and a network without experts was the most accurate (``docs/results.md``).
 
     Parameters
     ----------
