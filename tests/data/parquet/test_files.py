@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
 
+from alphastomics.cli._output import write_h5ad
 from alphastomics.data import read_dataset, read_parquet, write_parquet
 from alphastomics.data.parquet._dataset import METADATA_KEY
 from alphastomics.data.preprocess import Stage1Options, Stage2Options, preprocess
@@ -165,6 +166,34 @@ def test_files_of_other_programs_are_read(tissue, tmp_path):
     found = read_parquet(path)
     assert_as_they_were(found, tissue)
     assert found.obs["age"].tolist() == list(range(cells.n_obs))
+
+
+def test_further_columns_of_any_text_type_and_incomplete_booleans_are_read_and_can_be_stored(dataset, tmp_path):
+    path = shutil.copy(dataset / "data" / "test.parquet", tmp_path / "theirs.parquet")
+    n = pq.read_metadata(path).num_rows
+    text = pa.array([["a", "b", None][i % 3] for i in range(n)])
+    first = pq.read_metadata(path).row_group(0).num_rows
+    columns = {
+        "large": text.cast(pa.large_string()),
+        "coded": text.dictionary_encode(),
+        "passed": pa.array([True] * first + [None] * (n - first)),  # the first row group is complete
+    }
+
+    def change(table):
+        for name, column in columns.items():
+            table = table.append_column(name, column)
+        return table
+
+    rewrite(path, change)
+    table = pq.read_table(path)
+    with pq.ParquetWriter(path, table.schema) as file:
+        file.write_table(table.slice(0, first))
+        file.write_table(table.slice(first))
+    write_h5ad(tmp_path / "cells.h5ad", read_parquet(path))
+    found = ad.read_h5ad(tmp_path / "cells.h5ad").obs
+    for name, column in columns.items():
+        values = found[name].astype(object)
+        assert values.where(values.notna(), None).tolist() == column.to_pylist()
 
 
 def test_cells_without_positions_and_slices_are_read(dataset, tmp_path):

@@ -47,6 +47,13 @@ logger = logging.getLogger(__name__)
 
 UNMEASURED = "Slice %r lacks %d genes, which are treated as unmeasured: %s."
 RESERVED = frozenset({CELL, SLICE, LABEL, SIZE, POSITION, EXPRESSION, INDICES, VALUES, "n_genes"})
+KINDS = (
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_boolean,
+    pa.types.is_string,
+    pa.types.is_large_string,
+)  # of further columns
 
 
 class Part(NamedTuple):
@@ -83,16 +90,29 @@ def read_part(table: pa.Table, n_genes: int) -> Part:
     position = _matrix(table.column(POSITION), POSITION, np.float64) if POSITION in names else None
     if position is not None and position.shape[1] not in (2, N_AXES):
         raise ValueError(f"{POSITION} has {position.shape[1]} coordinates, not 2 or 3")
-    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string)
-    others = [f.name for f in table.schema if f.name not in RESERVED and any(kind(f.type) for kind in kinds)]
     return Part(
         identifiers,
         strings(SLICE),
         strings(LABEL),
         position,
         _dense(table, n_genes) if EXPRESSION in names else _sparse(table, n_genes),
-        table.select(others).to_pandas(ignore_metadata=True) if others else None,
+        _further_columns(table),
     )
+
+
+def _further_columns(table: pa.Table) -> pd.DataFrame | None:
+    """Further columns of numbers, booleans and strings; None without any."""
+    columns, incomplete = {}, []
+    for name in table.column_names:
+        column = table.column(name)
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if name not in RESERVED and any(is_kind(column.type) for is_kind in KINDS):
+            columns[name] = column
+            if pa.types.is_boolean(column.type) and column.null_count:
+                incomplete.append(name)
+    # Booleans with missing values would be objects, which .h5ad files cannot hold.
+    return pa.table(columns).to_pandas().astype(dict.fromkeys(incomplete, "boolean")) if columns else None
 
 
 def _dense(table: pa.Table, n_genes: int) -> sp.csr_matrix:
@@ -211,7 +231,7 @@ def read_parquet(path: str | PathLike[str]) -> ad.AnnData:
 
     Returns
     -------
-    The cells, as :func:`read_dataset` returns them; further columns of numbers and strings are columns of ``obs``.
+    The cells, as :func:`read_dataset` returns them; further columns of numbers, booleans and strings are columns of ``obs``.
 
     Raises
     ------
