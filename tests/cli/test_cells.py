@@ -374,7 +374,7 @@ def test_parquet_and_h5ad_hold_the_same_cells(folder, model_flags, tokens, tmp_p
     assert {"cell_id", "slice_id", "library_size", "position"} <= set(columns)
     for key in ("draw", "spatial_reconstructed_uncertainty", "library_size"):
         if key in expected.obs:
-            np.testing.assert_array_equal(columns[key], expected.obs[key])
+            np.testing.assert_array_equal(found.obs[key], expected.obs[key])
     if "sd" in expected.layers:
         np.testing.assert_array_equal(np.stack(columns["sd"]), expected.layers["sd"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.h5ad", "out.parquet"]

@@ -246,13 +246,28 @@ def test_there_and_back(tissue, tmp_path, storage, n_dims):
     for key in ("slice_id", "cell_type", "draw", "spatial_reconstructed_uncertainty"):
         assert found.obs[key].tolist() == truth.obs[key].tolist()
     assert found.obs["note"].fillna("-").tolist() == truth.obs["note"].astype(object).fillna("-").tolist()
-    assert set(found.obs["obs_position"]) == {"taken"}
+    assert set(found.obs["position"]) == {"taken"}
     np.testing.assert_allclose(table.column("library_size").to_numpy(), dense(truth.X).sum(1), rtol=1e-6)
     np.testing.assert_array_equal(np.stack(table.column("sd").to_numpy()), truth.layers["sd"])
     groups = pq.ParquetFile(path)
     for i in range(groups.num_row_groups):
         one = groups.read_row_group(i)
         assert len(one.column("slice_id").unique()) == len(one.column("draw").unique()) == 1
+
+
+def test_columns_of_obs_with_names_of_the_dataset_come_back(tissue, tmp_path):
+    cells = tissue.copy()
+    names = ["position", "obs_position", "obs_obs_position", "library_size", "sd", "obs_note", "obs_slice_id"]
+    for i, name in enumerate(names):
+        cells.obs[name] = i + np.arange(cells.n_obs) / 1000
+    cells.layers["sd"] = dense(cells.X)
+    write_parquet(cells, tmp_path / "out.parquet")
+    table, found = pq.read_table(tmp_path / "out.parquet"), read_parquet(tmp_path / "out.parquet")
+    np.testing.assert_allclose(table.column("library_size").to_numpy(), dense(cells[found.obs_names].X).sum(1))
+    np.testing.assert_array_equal(np.stack(table.column("sd").to_numpy()), cells[found.obs_names].layers["sd"])
+    pd.testing.assert_frame_equal(found.obs[names], cells.obs.loc[found.obs_names, names])
+    with pytest.raises(ValueError, match="obs_slice_id"):
+        write_parquet(cells, tmp_path / "other.parquet", slice_key="cell_type")
 
 
 def test_unmeasured_genes_are_written(tissue, tmp_path):

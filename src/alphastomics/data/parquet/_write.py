@@ -32,7 +32,7 @@ from alphastomics.data.parquet._columns import (
 )
 from alphastomics.data.parquet._dataset import GeneMetadata
 from alphastomics.data.parquet._files import ROW_GROUP
-from alphastomics.data.parquet._read import RESERVED
+from alphastomics.data.parquet._read import column_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,7 +90,7 @@ def write_parquet(
 
     Cells are sorted by draw (``obs["draw"]``, if it exists), then by slice; cells of one slice keep their order, and a row
     group holds cells of one slice. Further columns of ``obs`` keep their names, with the prefix ``obs_`` if a column of the
-    dataset has the same name; ``layers["sd"]`` becomes the column ``sd``.
+    dataset has the same name, which :func:`read_parquet` removes; ``layers["sd"]`` becomes the column ``sd``.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def write_parquet(
     KeyError
         If ``X`` is missing.
     ValueError
-        If a column of ``obs`` holds values that Parquet has no type for.
+        If a column of ``obs`` holds values that Parquet has no type for, or two columns would have the same name.
     """
     check_in_memory(adata)
     path, genes = Path(path), check_genes(adata.var_names)
@@ -118,12 +118,12 @@ def write_parquet(
     labels = np.full(adata.n_obs, None, dtype=object) if labels is None else labels
     slices[pd.isna(slices)] = NO_SLICE
     position = _position(adata, position_key)
-    extra = _further_columns(adata, {slice_key, cell_type_key, _keys.LIBRARY_SIZE})
+    extra = _further_columns(adata, {slice_key, cell_type_key})
     metadata = GeneMetadata(genes, _n_dims(adata, position_key), _unmeasured(adata))
     dense = x.nnz > DENSE * x.shape[0] * x.shape[1]
     schema = arrow_schema(len(genes), dense=dense).with_metadata(metadata.to_metadata())
     whole = pa.schema([*schema, *(pa.field(name, column.type) for name, column in extra.items())], schema.metadata)
-    names, sizes = adata.obs_names.to_numpy(dtype=object), _library_size(adata, x)
+    names, sizes = adata.obs_names.to_numpy(dtype=object), row_sums(x)
     with replacing(path) as temporary, pq.ParquetWriter(temporary, whole, **OPTIONS) as file:
         for rows in _row_groups(adata, slices):
             cells = Cells(names[rows], slices[rows[0]], labels[rows], sizes[rows], position[rows], x[rows])
@@ -172,12 +172,6 @@ def _n_dims(adata: AnnData, key: str) -> int:
     return int(adata.obsm[key].shape[1]) if key in adata.obsm else 2
 
 
-def _library_size(adata: AnnData, x: sp.csr_matrix) -> NDArray[np.float64]:
-    if _keys.LIBRARY_SIZE in adata.obs:
-        return adata.obs[_keys.LIBRARY_SIZE].to_numpy(dtype=np.float64)
-    return row_sums(x)
-
-
 def _unmeasured(adata: AnnData) -> dict[str, tuple[str, ...]]:
     """Slice -> genes that it does not measure, from ``varm`` as :func:`read_dataset` writes it."""
     measured = adata.varm.get(_keys.MEASURED_IN)
@@ -199,7 +193,10 @@ def _further_columns(adata: AnnData, written: set[str | None]) -> dict[str, pa.A
             column = pa.array(values.to_numpy(), from_pandas=True)
         except (pa.ArrowException, TypeError) as error:
             raise ValueError(f'obs["{key}"] cannot be written to Parquet ({error}); remove it') from error
-        columns[f"obs_{key}" if key in RESERVED else str(key)] = column
+        name = column_name(str(key))
+        if name in columns:
+            raise ValueError(f'obs["{key}"] and another column of obs would both be the column {name!r}; rename one')
+        columns[name] = column
     if _keys.SD in adata.layers:
         sd = adata.layers[_keys.SD]
         flat = np.asarray(sd.toarray() if sp.issparse(sd) else sd, dtype=np.float32)
