@@ -342,6 +342,18 @@ def test_unmeasured_genes_are_not_read_as_zeros(uneven, model):
         assert model.sample(part).n_obs == rows.sum()
 
 
+@pytest.mark.filterwarnings("ignore:[15] of 20 genes are missing")
+def test_genes_that_only_removed_slices_measure_are_left_out(uneven, model):
+    cells = read_dataset(uneven)
+    only = cells.var_names[-1]
+    cells.varm["measured_in"].loc[only] = cells.varm["measured_in"].columns == "slice_3"
+    cells = cells[cells.obs["slice_id"] != "slice_3"].copy()
+    placed = sample_cells(model, cells, mode="expr_to_pos", inpaint=False)
+    assert placed.var_names.tolist() == cells.var_names[:-1].tolist()
+    assert placed.varm["measured_in"].equals(cells.varm["measured_in"].iloc[:-1])
+    np.testing.assert_array_equal(placed.X.toarray(), cells[:, :-1].X.toarray())
+
+
 def test_sampling_without_genes_ignores_measured_genes(uneven, model):
     cells = read_dataset(uneven)
     options = {"mode": "pos_to_expr", "n_steps": 1, "n_samples": 3, "reduce": "medoid", "inpaint": False}

@@ -66,7 +66,8 @@ def panels(cells: AnnData, slice_key: str | None) -> list[Panel]:
 def sample_cells(model: AlphaSTomics, cells: AnnData, **arguments: Any) -> AnnData:
     """Sample with :meth:`~alphastomics.model.AlphaSTomics.sample`, slices that measure the same genes together.
 
-    Genes that a slice does not measure are 0 in ``X``, as in the input, unless they were sampled.
+    Genes that a slice does not measure are 0 in ``X``, as in the input, unless they were sampled; genes that none of the
+    slices measures are left out.
     """
     if arguments["mode"] == "pos_to_expr" and not arguments["inpaint"]:  # no gene is read
         return model.sample(cells, **arguments)
@@ -76,8 +77,9 @@ def sample_cells(model: AlphaSTomics, cells: AnnData, **arguments: Any) -> AnnDa
         return parts[0]
     tissue = _in_order(parts, [rows for rows, _ in groups])
     if arguments["mode"] == "expr_to_pos":
-        tissue = tissue[:, cells.var_names].copy()
-        tissue.varm[_keys.MEASURED_IN] = cells.varm[_keys.MEASURED_IN]
+        genes = cells.var_names.isin(tissue.var_names)
+        tissue = tissue[:, cells.var_names[genes]].copy()
+        tissue.varm[_keys.MEASURED_IN] = cells.varm[_keys.MEASURED_IN][genes]
     return tissue
 
 
