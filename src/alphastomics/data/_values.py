@@ -19,6 +19,7 @@ zeros in counts and in their logarithms.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -65,44 +66,66 @@ class ValueSummary(NamedTuple):
         return self.kind == "counts" and self.nonfinite is None
 
 
+@dataclass(slots=True)
 class Evidence:
     """Properties of finite values that arrive in parts, and the kind that follows from them.
 
-    Zeros are counted if the number of all values is given, those that a sparse matrix does not store included.
+    Parameters
+    ----------
+    n_values
+        Number of all values, those that a sparse matrix does not store included; zeros are counted if it is given.
+    n_nonzero
+        Number of values that are not 0.
+    integer, binary
+        Whether all values are integers of at most 2^24, or 0 and 1.
+    signed, small
+        Whether a value is negative, or positive and at most 9.
+    largest
+        The largest value, at least 0.
     """
 
-    def __init__(self, n_values: int = 0) -> None:
-        self.n_values, self.n_nonzero, self.integer = n_values, 0, True
-        self._binary, self._signed, self._small = True, False, False
-        self._largest = 0.0
+    n_values: int = 0
+    n_nonzero: int = 0
+    integer: bool = True
+    binary: bool = True
+    signed: bool = False
+    small: bool = False
+    largest: float = 0.0
 
     def add(self, values: NDArray[Any]) -> None:
         """Add finite values (n,)."""
         if not len(values):
             return
         self.n_nonzero += int(np.count_nonzero(values))
-        self._signed = self._signed or bool(values.min() < 0)
-        self._largest = max(self._largest, float(values.max()))
-        self._binary = self._binary and bool(((values == 0) | (values == 1)).all())
-        self.integer = self.integer and self._largest <= LARGEST_COUNT
+        self.signed = self.signed or bool(values.min() < 0)
+        self.largest = max(self.largest, float(values.max()))
+        self.binary = self.binary and bool(((values == 0) | (values == 1)).all())
+        self.integer = self.integer and self.largest <= LARGEST_COUNT
         if values.dtype.kind == "f":
             self.integer = self.integer and bool((np.trunc(values) == values).all())
-        self._small = self._small or bool(((values > 0) & (values <= SMALL_COUNT)).any())
+        self.small = self.small or bool(((values > 0) & (values <= SMALL_COUNT)).any())
+
+    def merge(self, other: Evidence) -> None:
+        """Add the values of another matrix."""
+        self.n_values, self.n_nonzero = self.n_values + other.n_values, self.n_nonzero + other.n_nonzero
+        self.integer, self.binary = self.integer and other.integer, self.binary and other.binary
+        self.signed, self.small = self.signed or other.signed, self.small or other.small
+        self.largest = max(self.largest, other.largest)
 
     @property
     def kind(self) -> ValueKind:
         """Kind of all values together; zeros alone are counts."""
-        if self._signed:
+        if self.signed:
             return "signed"
         if not self.integer:
-            if self._largest > LARGEST_LOGARITHM:
+            if self.largest > LARGEST_LOGARITHM:
                 return "intensities"
             return "log-normalized" if self.n_values - self.n_nonzero > ZEROS * self.n_values else "fractional"
         if not self.n_nonzero:
             return "counts"
-        if self._binary:
+        if self.binary:
             return "binary"
-        return "counts" if self._small else "intensities"
+        return "counts" if self.small else "intensities"
 
 
 def log_kind(cells: str, summary: ValueSummary, transform: str) -> None:

@@ -107,7 +107,7 @@ def test_damaged_intermediate_files_are_an_error(raw, tmp_path, damage):
         ("stage1.json", "{}", r"stage1\.json"),
         (
             "stage1.json",
-            '{"format": "alphastomics-slices", "format_version": 3, "slices": 3}',
+            '{"format": "alphastomics-slices", "format_version": 4, "slices": 3}',
             r"stage1\.json.*damaged",
         ),
         ("00001.json", "{}", r"00001\.json.*damaged"),

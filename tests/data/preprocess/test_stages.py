@@ -264,6 +264,17 @@ def test_the_kind_of_the_values_is_recorded(raw, tissue, tmp_path, kind):
     assert info.counts == (kind in ("counts", "binary"))
 
 
+def test_a_slice_of_zeros_and_ones_among_counts_holds_counts(raw, tmp_path, caplog):
+    path = raw / "slice_0.h5ad"
+    adata = ad.read_h5ad(path)
+    adata.X.data[:] = 1
+    adata.write_h5ad(path)
+    preprocess(raw, tmp_path / "out", Stage1Options(), Stage2Options())
+    info = DatasetInfo.read(tmp_path / "out")
+    assert (info.schema.value_kind, info.counts) == ("counts", True)
+    assert "not counts" not in caplog.text
+
+
 def test_logarithms_and_counts_meet_as_logarithms(raw, tissue, tmp_path):
     other = tmp_path / "other"
     other.mkdir()

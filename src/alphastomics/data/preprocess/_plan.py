@@ -15,6 +15,7 @@ from alphastomics.data._schema import TissueSchema
 from alphastomics.data.parquet._columns import DENSE, POSITION, SIZE, read_position
 from alphastomics.data.parquet._dataset import SPLITS
 from alphastomics.data.parquet._files import GROUP_VALUES, ROW_GROUP
+from alphastomics.data.preprocess._records import joint_kind
 from alphastomics.data.preprocess._shards import ShardTask
 
 if TYPE_CHECKING:
@@ -108,9 +109,9 @@ class Plan:
         stores_counts = all(counts) and not options.scale_per_slice
         self.transform: ResolvedTransform = "log1p" if stores_counts else "none"
         self.log_transform = any(counts) and not stores_counts
-        kinds: set[ValueKind] = {
-            "log-normalized" if self.log_transform and each.is_counts else each.record["kind"] for each in slices
-        }
+        unlogged = [each.record for each in slices if not (self.log_transform and each.is_counts)]
+        kinds: set[ValueKind] = {"log-normalized"} if len(unlogged) < len(slices) else set()
+        kinds |= {joint_kind(unlogged)} if unlogged else set()
         self.kind: ValueKind | None = kinds.pop() if len(kinds) == 1 and not options.scale_per_slice else None
         self.counts = self.kind == "binary" or (self.kind == "counts" and stores_counts)
         n_values = sum(each.record["n_values"] for each in slices)

@@ -10,26 +10,28 @@ from typing import TYPE_CHECKING, Any
 
 from alphastomics._io._atomic import remove_temporary, write_json
 from alphastomics._io._errors import format_names
+from alphastomics.data._values import Evidence
 from alphastomics.data.parquet._files import check_written, make_folder, read_json
 from alphastomics.data.parquet._read import UNMEASURED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from alphastomics.config import Stage1Options
+    from alphastomics.data._values import ValueKind
     from alphastomics.data.preprocess._h5ad import RawSlice
 
 logger = logging.getLogger(__name__)
 
-FORMAT, FORMAT_VERSION = "alphastomics-slices", 3
+FORMAT, FORMAT_VERSION = "alphastomics-slices", 4
 OVERVIEW = "stage1.json"
 _RECORD = {
     "slice": str,
     "parameters": dict,
     "n_cells": int,
     "n_values": int,
-    "kind": str,
+    "evidence": dict,
     "totals": list,
     "labels": list,
     "unmeasured": list,
@@ -105,6 +107,14 @@ def read_record(path: Path) -> dict[str, Any]:
     return values
 
 
+def joint_kind(records: Iterable[dict[str, Any]]) -> ValueKind:
+    """Kind of the values of all slices together; those of a few cells may be 0 and 1 among counts."""
+    joint = Evidence()
+    for record in records:
+        joint.merge(Evidence(**record["evidence"]))
+    return joint.kind
+
+
 def _has(values: Any, kinds: dict[str, type]) -> bool:
     return isinstance(values, dict) and all(isinstance(values.get(name), kind) for name, kind in kinds.items())
 
@@ -152,7 +162,8 @@ def finish_stage1(
     for record in records:
         if names := record["unmeasured"]:
             logger.warning(UNMEASURED, record["slice"], len(names), format_names(names))
-    if options.log_normalize and (others := [record["slice"] for record in records if record["kind"] != "counts"]):
+    if options.log_normalize and joint_kind(records) != "counts":
+        others = [record["slice"] for record in records if joint_kind([record]) != "counts"]
         logger.warning(
             "Values of %d slices, the first of them %r, are not counts but are log-transformed as counts; "
             "pass --skip-log-normalize if they are already transformed.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -143,7 +143,7 @@ def _write(task: SliceTask, tissue: RawTissue) -> dict[str, Any]:
     return {
         "n_cells": len(rows),
         "n_values": n_values,
-        "kind": evidence.kind,
+        "evidence": asdict(evidence),
         "totals": totals.tolist(),
         "labels": sorted(cell_types),
         "unmeasured": [gene for gene, is_measured in zip(task.options.genes, measured, strict=True) if not is_measured],
