@@ -264,6 +264,17 @@ def test_the_kind_of_the_values_is_recorded(raw, tissue, tmp_path, kind):
     assert info.counts == (kind in ("counts", "binary"))
 
 
+@pytest.mark.parametrize(
+    ("n_cells", "message"), [(9, "'slice_0' has 9 cells"), (11, "9 of the 11 cells of slice 'slice_0'.*train_ratio=")]
+)
+def test_a_slice_of_too_few_cells_is_an_error_before_a_file_is_written(raw, tmp_path, n_cells, message):
+    path = raw / "slice_0.h5ad"
+    ad.read_h5ad(path)[:n_cells].write_h5ad(path)
+    with pytest.raises(ValueError, match=message):
+        preprocess(raw, tmp_path / "out", Stage1Options(), Stage2Options())
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_slice_of_zeros_and_ones_among_counts_holds_counts(raw, tmp_path, caplog):
     path = raw / "slice_0.h5ad"
     adata = ad.read_h5ad(path)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alphastomics._keys import SLICE, SPATIAL
+from alphastomics.data._checks import MIN_CELLS
 from alphastomics.data._fit_schema import fit_frame, fit_spacing, floor_scale, measure_extent
 from alphastomics.data._plane import find_plane
 from alphastomics.data._schema import TissueSchema
@@ -39,28 +40,24 @@ def split_slices(
 ) -> list[NDArray[np.uint8]]:
     """Split (0 training, 1 validation, 2 test) of every cell of every slice; slices are sorted by name.
 
-    Raises ``ValueError`` if ``split="animal"`` and the animal of a slice is unknown.
+    Raises ``ValueError`` if ``split="animal"`` and the animal of a slice is unknown, or if only a few of its cells would be
+    in the training set.
     """
     if options.split == "cell":
         return _split_cells(names, sizes, options)
     if options.split == "slice":
         units = list(names)
     else:
-        check_animals(names, animals, options)
+        unknown = [name for name, animal in zip(names, animals, strict=True) if animal is None]
+        if unknown:
+            raise ValueError(
+                f"split='animal' requires the animal of every slice, and {unknown[0]!r} has none; pass animal_key=…"
+            )
         units = [str(animal) for animal in animals]
     kinds = sorted(set(units))
     order = np.random.default_rng(options.seed).permutation(len(kinds))
     code = dict(zip((kinds[i] for i in order), _cut(len(kinds), options).tolist(), strict=True))
     return [np.full(size, code[unit], dtype=np.uint8) for unit, size in zip(units, sizes, strict=True)]
-
-
-def check_animals(names: Sequence[str], animals: Sequence[str | None], options: Stage2Options) -> None:
-    """Raise a ValueError if ``split="animal"`` and the animal of a slice is unknown."""
-    unknown = [name for name, animal in zip(names, animals, strict=True) if animal is None]
-    if options.split == "animal" and unknown:
-        raise ValueError(
-            f"split='animal' requires the animal of every slice, and {unknown[0]!r} has none; pass animal_key=…"
-        )
 
 
 def _cut(n: int, options: Stage2Options) -> NDArray[np.uint8]:
@@ -83,6 +80,11 @@ def _split_cells(names: Sequence[str], sizes: Sequence[int], options: Stage2Opti
         # Differences of cumulative ends, so that rounding errors do not add up over slices.
         train = int(after[0] - before[0])
         validation = int(after[1] - before[1]) - train
+        if 0 < train < MIN_CELLS:
+            raise ValueError(
+                f"{train} of the {size} cells of slice {name!r} would be in the training set, fewer than {MIN_CELLS}; remove the "
+                "slice, or pass a larger train_ratio=… or split='slice'"
+            )
         code = np.repeat(np.arange(3, dtype=np.uint8), [train, validation, size - train - validation])
         rng = np.random.default_rng([options.seed, zlib.crc32(name.encode())])
         codes.append(rng.permutation(code))

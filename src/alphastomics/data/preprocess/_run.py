@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
-from alphastomics.data.preprocess._plan import check_animals
+from alphastomics.data.preprocess._plan import split_slices
 from alphastomics.data.preprocess._records import check_slice_folder, finish_stage1, start_stage1
 from alphastomics.data.preprocess._stage1 import plan_slices, write_slice
 from alphastomics.data.preprocess._stage2 import all_parameters, check_output, write_dataset
@@ -134,7 +134,8 @@ def preprocess(
     tasks = plan_slices(Path(input_dir).absolute(), slices, first)
     # Errors of stage 2 are raised before stage 1 begins, which may take hours.
     check_slice_folder(slices, first)
-    check_animals([task.raw.name for task in tasks], [task.raw.animal for task in tasks], second)
+    raw = sorted((task.raw for task in tasks), key=lambda each: each.name)
+    split_slices([each.name for each in raw], [len(each.rows) for each in raw], [each.animal for each in raw], second)
     check_output(target, all_parameters(second, {task.raw.name: task.parameters for task in tasks}))
     _write_slices(tasks, slices, first, run)
     return stage2([slices], target, second, run=run)

@@ -26,11 +26,13 @@ from alphastomics.data.preprocess._records import SliceTask, read_record, trunca
 from alphastomics.data.preprocess._slice import BATCH, SUFFIX, writing_slice
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from alphastomics.config import Stage1Options
+    from alphastomics.data.preprocess._h5ad import RawSlice
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +69,7 @@ def plan_slices(input_dir: Path, output_dir: Path, options: Stage1Options) -> li
             f"no file in {input_dir} has these genes of the list: {truncate(listed)}; correct the list of genes"
         )
     raw.sort(key=lambda each: natural_order(each.name))
-    for one, other in zip(raw, raw[1:], strict=False):
-        if one.name == other.name:
-            raise ValueError(
-                f"slice {one.name!r} is in {one.path.name} and in {other.path.name}; rename one, or pass slice_key=…"
-            )
+    _check_slices(raw)
     if options.z_spacing:
         heights = ", ".join(f"{each.name} at {i * options.z_spacing:g}" for i, each in enumerate(raw))
         logger.info("Sections are sorted by the numbers in their names; their z coordinates: %s.", heights)
@@ -79,6 +77,19 @@ def plan_slices(input_dir: Path, output_dir: Path, options: Stage1Options) -> li
     return [
         SliceTask(number=i, raw=each, target=output_dir / f"{i:05d}", options=resolved) for i, each in enumerate(raw)
     ]
+
+
+def _check_slices(raw: Sequence[RawSlice]) -> None:
+    for one, other in zip(raw, raw[1:], strict=False):
+        if one.name == other.name:
+            raise ValueError(
+                f"slice {one.name!r} is in {one.path.name} and in {other.path.name}; rename one, or pass slice_key=…"
+            )
+    for each in raw:
+        if len(each.rows) < MIN_CELLS:
+            raise ValueError(
+                f"{each.path}: slice {each.name!r} has {len(each.rows)} cells, fewer than {MIN_CELLS}; remove it"
+            )
 
 
 def natural_order(name: str) -> tuple[tuple[str | tuple[int, str], ...], str]:
@@ -120,10 +131,6 @@ def write_slice(task: SliceTask) -> dict[str, Any]:
 def _write(task: SliceTask, tissue: RawTissue) -> dict[str, Any]:
     assert task.options.genes is not None  # set by plan_slices
     rows, n_genes = task.raw.rows, len(task.options.genes)
-    if len(rows) < MIN_CELLS:
-        raise ValueError(
-            f"{task.raw.path}: slice {task.raw.name!r} has {len(rows)} cells, fewer than {MIN_CELLS}; remove it"
-        )
     column = pd.Index(task.options.genes).get_indexer(pd.Index(tissue.genes))
     measured = np.zeros(n_genes, dtype=bool)
     measured[column[column >= 0]] = True
