@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import UNSET, Token
 
 from alphastomics._rank import is_first
-from alphastomics.cli._run import LAST, RunOptions
+from alphastomics.cli._run import CHECKPOINTS, LAST, RunFolder, RunOptions
 from alphastomics.config import Config, SetupConfig
 from alphastomics.config._sections import SETTINGS
 from alphastomics.config._setting import settings_of
@@ -67,10 +67,12 @@ def _file(flags: Mapping[str, Any]) -> Path | None:
     if "config" in flags:
         path: Path = flags["config"]
         return path
-    if flags.get("resume") in ((), (LAST,)):
+    resume: tuple[Path, ...] | None = flags.get("resume")
+    if resume in ((), (LAST,)):
         run = RunOptions(**{name: flags[name] for name in ("exp_name", "output_dir") if name in flags})
         return run.folder().config
-    return None
+    folder = resume[0].absolute().parent if resume else None
+    return RunFolder(folder.parent).config if folder is not None and folder.name == CHECKPOINTS else None
 
 
 def _effective(values: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
