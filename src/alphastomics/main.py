@@ -340,6 +340,12 @@ def _launch(
     return 0
 
 
+def _expand_home(token: str) -> str:
+    """Expand ``~`` in ``--flag=~/x``, as shells do in ``--flag ~/x``."""
+    name, equals, value = token.partition("=")
+    return name + equals + os.path.expanduser(value) if name.startswith("--") else token
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
@@ -356,7 +362,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # times slower; threads that sleep sooner cost less than a fifth otherwise. torch, which reads this, is not imported yet.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     try:
-        return app.meta(sys.argv[1:] if argv is None else list(argv), **PASS_ON) or 0
+        return app.meta([_expand_home(token) for token in (sys.argv[1:] if argv is None else argv)], **PASS_ON) or 0
     except CycloptsError as error:
         print_error(error)
         return 2

@@ -198,6 +198,15 @@ def test_missing_data_are_an_error_before_training(section, option, tmp_path, mo
     assert list(tmp_path.iterdir()) == [tmp_path / "c.yaml"]
 
 
+def test_the_home_folder_is_expanded_in_files_and_flags(parse, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert parse("run: {output_dir: ~/runs}")["run"].output_dir == tmp_path / "runs"
+    assert main(["train", "--config=~/c.yaml", "--data-dir=~/cells", "--exp-name=~x=~", "--print-config"]) == 0
+    printed = parse(capsys.readouterr().out)
+    assert printed["source"].data_dir == tmp_path / "cells"
+    assert printed["run"] == RunOptions(output_dir=tmp_path / "runs", exp_name="~x=~")
+
+
 def test_a_run_that_is_resumed_keeps_its_configuration(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("runs/mine").mkdir(parents=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import reduce
 from pathlib import Path
@@ -226,7 +227,7 @@ def _converted(value: Any, entry: Setting, where: str) -> Any:
         if type(value) is kind or (get_origin(kind) is Literal and value in get_args(kind)):
             return value
         if kind is Path and isinstance(value, str | Path):
-            return Path(value)
+            return Path(os.path.expanduser(value))
     names = [_TYPES[kind] for kind in kinds if kind in _TYPES]
     names += [f"one of {', '.join(entry.choices)}"] * bool(entry.choices)
     raise ValueError(f"{where} must be {' or '.join(names)}, not {_text(value)}")
