@@ -44,8 +44,10 @@ def panels(cells: AnnData, slice_key: str | None) -> list[Panel]:
     """Group cells by the genes that their slices measure; one group if that is not recorded."""
     import pandas as pd
 
+    from alphastomics.data._labels import label_names
+
     key, measured = slice_key or _keys.SLICE, cells.varm.get(_keys.MEASURED_IN)
-    names = cells.obs[key].astype(str).to_numpy() if key in cells.obs else None
+    names = label_names(cells.obs[key]) if key in cells.obs else None
     if not isinstance(measured, pd.DataFrame) or names is None or not set(names) <= set(measured):
         return [Panel(np.arange(cells.n_obs), cells)]
     slices_by_genes: dict[bytes, list[str]] = {}

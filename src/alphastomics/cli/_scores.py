@@ -59,8 +59,10 @@ def score_model(model: AlphaSTomics, cells: AnnData, *, random_state: int) -> pd
 
 def warn_if_trained(model: AlphaSTomics, cells: AnnData) -> None:
     """Warn if cells are of slices with the names of those that a model was trained on."""
+    from alphastomics.data._labels import label_names
+
     key = model.schema.slice_key
-    names = set(cells.obs[key].astype(str)) if key in cells.obs else set()
+    names = set(label_names(cells.obs[key].dropna())) if key in cells.obs else set()
     trained = sorted(names & set(model.schema.slices))
     if trained:
         logger.warning(

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
+import numpy as np
 
 from alphastomics._io._errors import check_folder, os_errors_for
 from alphastomics._rank import is_first, quiet_unless_first
@@ -18,6 +19,7 @@ from alphastomics.config import PLACING_MODES, SetupConfig
 from alphastomics.config._sections import SETTINGS
 from alphastomics.config._setting import flag
 from alphastomics.data import read_dataset
+from alphastomics.data._labels import label_names
 from alphastomics.data.parquet._dataset import DatasetInfo
 from alphastomics.model import AlphaSTomics
 from alphastomics.train import resolve_strategy
@@ -218,7 +220,7 @@ def held_out(model: AlphaSTomics, source: SourceOptions) -> AnnData | None:
         logger.info("The model was not tested: no slice was held out; pass --validation-size to hold out slices.")
         return None
     names = [validation.source.slices[i].name for i in validation._slices]
-    return model.adata[model.adata.obs[model.schema.slice_key].astype(str).isin(names)].copy()
+    return model.adata[np.isin(label_names(model.adata.obs[model.schema.slice_key]), names)].copy()
 
 
 class MakeRunFolder(pl.Callback):

@@ -12,6 +12,7 @@ import scipy.sparse as sp
 
 from alphastomics import _keys
 from alphastomics._io._errors import format_names
+from alphastomics.data._labels import label_names
 from alphastomics.data._matrix import Matrix, as_matrix, flat_blocks, flat_index
 from alphastomics.data._values import Evidence, ValueSummary
 
@@ -144,7 +145,7 @@ def check_measured(adata: AnnData) -> None:
     measured = adata.varm.get(_keys.MEASURED_IN)
     if not isinstance(measured, pd.DataFrame):
         return
-    present = set(adata.obs[_keys.SLICE].astype(str)) if _keys.SLICE in adata.obs else set(measured)
+    present = set(label_names(adata.obs[_keys.SLICE])) if _keys.SLICE in adata.obs else set(measured)
     lacking = [name for name in measured if name in present and not measured[name].all()]
     if lacking:
         raise ValueError(

@@ -10,6 +10,7 @@ import pandas as pd
 
 from alphastomics._keys import SLICE
 from alphastomics.data._checks import check_key
+from alphastomics.data._labels import label_name, label_names
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -66,8 +67,8 @@ def slice_rows(adata: AnnData, slice_key: str | None, *, missing: bool = False) 
     everything = np.arange(adata.n_obs, dtype=np.int64)
     if slice_key is None:
         return [(SINGLE_SLICE, everything)]
-    names = adata.obs[slice_key].astype(object)
-    absent = names.isna().to_numpy()
+    names = label_names(adata.obs[slice_key])
+    absent = pd.isna(names)
     if absent.any() and not missing:
         raise ValueError(
             f'obs["{slice_key}"] is missing for {int(absent.sum())} cells; fill in their slice, or remove them.'
@@ -75,7 +76,7 @@ def slice_rows(adata: AnnData, slice_key: str | None, *, missing: bool = False) 
     known = everything[~absent]
     if not len(known):
         return [(NO_SLICE, everything)] if len(everything) else []
-    codes, unique = pd.factorize(np.array([str(name) for name in names[~absent]], dtype=object), sort=True)
+    codes, unique = pd.factorize(names[~absent], sort=True)
     order = np.argsort(codes, kind="stable")
     bounds = np.searchsorted(codes[order], np.arange(1, len(unique)))
     groups = [(str(name), known[rows]) for name, rows in zip(unique, np.split(order, bounds), strict=True)]
@@ -96,11 +97,6 @@ def check_labels(adata: AnnData, key: str, argument: str) -> None:
     column = adata.obs[key]
     if pd.api.types.is_float_dtype(column) and (column.dropna() % 1 != 0).any():
         raise ValueError(f'obs["{key}"] has fractional numbers, not labels; pass {argument}=… of a column with labels')
-
-
-def label_name(label: object) -> str:
-    """Text of a label; a column of integers is one of floats if a label is missing."""
-    return str(int(label)) if isinstance(label, float | np.floating) and label.is_integer() else str(label)
 
 
 def encode_labels(labels: pd.Series, names: tuple[str, ...]) -> NDArray[np.int64]:

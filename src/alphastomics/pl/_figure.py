@@ -78,10 +78,12 @@ def _autoshow() -> bool:
 
 def choose_slices(pieces: list[PlacedSlice], slices: str | Sequence[str] | None) -> list[PlacedSlice]:
     """The named slices, by default all that have placed cells."""
+    from alphastomics.data._labels import label_name
+
     if slices is None:
         return [piece for piece in pieces if len(piece.placed)] or pieces
     by_name = {piece.name: piece for piece in pieces}
-    names = [slices] if isinstance(slices, str) else list(slices)
+    names = [slices] if isinstance(slices, str) else [label_name(name) for name in slices]
     for name in names:
         if name not in by_name:
             raise KeyError(f"unknown slice {name!r}; choose slices=… from {', '.join(map(repr, by_name))}")

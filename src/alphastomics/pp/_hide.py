@@ -11,6 +11,7 @@ import numpy as np
 from alphastomics import _keys
 from alphastomics._checks import check_seed
 from alphastomics.data._checks import check_type, read_position
+from alphastomics.data._labels import label_name
 from alphastomics.data._slices import resolve_slice_key, slice_rows
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _choose_slices(
     groups = dict(slice_rows(adata, key, missing=True))
     if slices is None:
         return list(groups.values())
-    names = {str(name) for name in ([slices] if np.isscalar(slices) else slices)}
+    names = {label_name(name) for name in ([slices] if np.isscalar(slices) else slices)}
     if unknown := sorted(names - groups.keys()):
         where = "all cells form one slice" if key is None else f'obs["{key}"]'
         raise KeyError(

@@ -12,6 +12,7 @@ from scipy.spatial import KDTree
 
 from alphastomics._keys import INSTANCE, SLICE, SPATIAL
 from alphastomics.data._checks import check_key, check_type, read_position
+from alphastomics.data._labels import label_names
 from alphastomics.data._slices import SINGLE_SLICE, resolve_slice_key, slice_rows
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def to_spatialdata(
         raise ValueError(f"a slice has the name of the table, {table!r}; pass another table=…")
     cells = adata.copy()
     region_key = slice_key or SLICE
-    cells.obs[region_key] = SINGLE_SLICE if slice_key is None else cells.obs[slice_key].astype(str)
+    cells.obs[region_key] = SINGLE_SLICE if slice_key is None else label_names(cells.obs[slice_key])
     cells.obs[region_key] = cells.obs[region_key].astype("category")
     instance_key = instance_key or adata.uns.get(ATTRS, {}).get("instance_key", INSTANCE)
     if instance_key not in cells.obs:

@@ -18,6 +18,7 @@ from alphastomics.config import PlanConfig, SetupConfig
 from alphastomics.config._comparison import ComparisonConfig, ComparisonMode
 from alphastomics.config._setting import check_names, documented
 from alphastomics.data._checks import check_in_memory, check_key, check_text
+from alphastomics.data._labels import label_name
 from alphastomics.data._slices import resolve_slice_key, slice_rows
 from alphastomics.tl._compare_results import RunFile, as_json, make_tables
 from alphastomics.tl._compare_runs import Run, Scoring, Split, baseline_runs
@@ -261,7 +262,7 @@ def _splits(
     for seed in seeds:
         names = held_out[seed] if isinstance(held_out, Mapping) else held_out
         if names is not None:
-            names = tuple(sorted(map(str, [names] if isinstance(names, str | Integral) else names)))
+            names = tuple(sorted(map(label_name, [names] if isinstance(names, str | Integral) else names)))
         if names not in made:
             made[names] = _split(adata, query, names, arguments)
         splits[seed] = made[names]

@@ -16,6 +16,7 @@ from alphastomics import _keys
 from alphastomics._provenance import versions
 from alphastomics.config import DEFAULT_CONTEXT_SIZE, TrainingConfig
 from alphastomics.data._checks import expression_matrix
+from alphastomics.data._labels import label_names
 from alphastomics.data._slices import slice_rows
 from alphastomics.metrics import rigid_align, subsample_cells
 from alphastomics.metrics._agreement import N_NEIGHBORS
@@ -63,7 +64,7 @@ class Split:
                 digest.update(str((array.shape, array.dtype)).encode())
                 digest.update(np.ascontiguousarray(array).tobytes())
             keys = (schema.slice_key, schema.cell_type_key, schema.sequence_key)
-            columns = [adata.obs[key].astype(str) for key in keys if key in adata.obs]
+            columns = [map(str, label_names(adata.obs[key])) for key in keys if key in adata.obs]
             digest.update("\n".join(chain(map(str, adata.var_names), *columns)).encode())
         return digest.hexdigest()[:16]
 

@@ -20,6 +20,7 @@ from alphastomics.config import (
 )
 from alphastomics.config._setting import settings_of, unexpected_argument
 from alphastomics.data._checks import check_in_memory, check_key, read_position
+from alphastomics.data._labels import label_name, label_names
 from alphastomics.data._views import shallow_copy
 from alphastomics.tl._checks import check_model
 
@@ -259,7 +260,7 @@ def _training_cells(adata: AnnData, unknown: NDArray[np.bool_], slice_key: str |
     logger.info(
         "Slices with fewer than %d known positions are left out: %s.",
         MIN_CELLS,
-        ", ".join(sorted(map(str, names[too_few]))),
+        ", ".join(sorted(map(label_name, names[too_few]))),
     )
     return ~unknown & ~np.isin(slices, np.flatnonzero(too_few))
 
@@ -293,7 +294,7 @@ def _rows_to_sample(query: AnnData, unknown: NDArray[np.bool_] | None, model: Al
     key = model.schema.slice_key
     if unknown is None or key is None:
         return np.arange(query.n_obs)
-    names = query.obs[key].astype(str)
+    names = pd.Series(label_names(query.obs[key]))
     return np.flatnonzero(names.isin(names[unknown].unique()).to_numpy())
 
 

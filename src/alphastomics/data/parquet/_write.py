@@ -15,6 +15,7 @@ import scipy.sparse as sp
 from alphastomics import _keys
 from alphastomics._io._atomic import replacing
 from alphastomics.data._checks import check_genes, check_in_memory, expression_matrix
+from alphastomics.data._labels import label_names
 from alphastomics.data._matrix import canonical, row_sums
 from alphastomics.data._slices import NO_SLICE, SINGLE_SLICE
 from alphastomics.data.parquet._columns import (
@@ -145,10 +146,10 @@ def write_embedding(adata: AnnData, latent: NDArray[np.float32], path: Path, *, 
 
 
 def _names(adata: AnnData, key: str | None) -> NDArray[np.object_] | None:
-    """A column of ``obs`` as strings, None where a value is missing; None without the column."""
+    """Names of slices or labels in a column of ``obs``, None where one is missing; None without the column."""
     if key is None or key not in adata.obs:
         return None
-    return _strings(adata.obs[key])
+    return label_names(adata.obs[key])
 
 
 def _strings(values: pd.Series) -> NDArray[np.object_]:

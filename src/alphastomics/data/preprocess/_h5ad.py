@@ -20,8 +20,8 @@ from alphastomics._io._errors import format_names
 from alphastomics._keys import SLICE
 from alphastomics.data._checks import check_genes
 from alphastomics.data._h5ad import check_h5ad, reading_h5ad
+from alphastomics.data._labels import label_name
 from alphastomics.data._matrix import canonical
-from alphastomics.data._slices import label_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,23 @@
+"""Texts of labels, such as names of slices and cell types, for any type of the column."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import NDArray
+
+
+def label_name(label: object) -> str:
+    """Text of a label; a column of integers is one of floats if a label is missing."""
+    return str(int(label)) if isinstance(label, float | np.floating) and label.is_integer() else str(label)
+
+
+def label_names(labels: pd.Series) -> NDArray[np.object_]:
+    """Texts of a column of labels (n,), None where one is missing."""
+    names = np.array([label_name(label) for label in labels.astype(object)], dtype=object)
+    names[labels.isna().to_numpy()] = None
+    return names
