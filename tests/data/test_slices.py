@@ -51,3 +51,16 @@ def test_measured_genes_of_slices_stored_as_floats_are_found(numbered: ad.AnnDat
     assert [part.shape for _, part in panels(numbered, None)] == [(60, 12), (45, 9)]
     with pytest.raises(ValueError, match="1 slices lack genes"):
         check_measured(numbered)
+
+
+def test_a_slice_with_the_name_of_cells_without_a_slice_is_an_error(make_adata: Make, tmp_path: Path) -> None:
+    adata = make_adata()
+    adata.obs["slice_id"] = adata.obs["slice_id"].replace("s0", "unassigned")
+    assert [name for name, _ in slice_rows(adata, "slice_id", missing=True)] == ["s1", "unassigned"]
+    adata.obs["slice_id"] = adata.obs["slice_id"].replace("s1", None)
+    for function in (
+        lambda: slice_rows(adata, "slice_id", missing=True),
+        lambda: write_parquet(adata, tmp_path / "x.parquet"),
+    ):
+        with pytest.raises(ValueError, match='"unassigned".* 45 cells without a slice'):
+            function()

@@ -73,6 +73,7 @@ def slice_rows(adata: AnnData, slice_key: str | None, *, missing: bool = False) 
         raise ValueError(
             f'obs["{slice_key}"] is missing for {int(absent.sum())} cells; fill in their slice, or remove them.'
         )
+    check_unassigned(names, slice_key)
     known = everything[~absent]
     if not len(known):
         return [(NO_SLICE, everything)] if len(everything) else []
@@ -81,6 +82,16 @@ def slice_rows(adata: AnnData, slice_key: str | None, *, missing: bool = False) 
     bounds = np.searchsorted(codes[order], np.arange(1, len(unique)))
     groups = [(str(name), known[rows]) for name, rows in zip(unique, np.split(order, bounds), strict=True)]
     return groups + ([(NO_SLICE, everything[absent])] if absent.any() else [])
+
+
+def check_unassigned(names: NDArray[np.object_], slice_key: str) -> None:
+    """Raise an error for a slice that has the name of cells without a slice, if there are such cells."""
+    n_absent = int(pd.isna(names).sum())
+    if n_absent and (names == NO_SLICE).any():
+        raise ValueError(
+            f'obs["{slice_key}"] has a slice named "{NO_SLICE}", which is the name of the {n_absent} cells without a slice; '
+            "rename it, or fill in the slice of these cells."
+        )
 
 
 def categories(adata: AnnData, key: str | None, argument: str) -> tuple[str, ...]:

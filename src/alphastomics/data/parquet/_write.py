@@ -17,7 +17,7 @@ from alphastomics._io._atomic import replacing
 from alphastomics.data._checks import check_genes, check_in_memory, expression_matrix
 from alphastomics.data._labels import label_names
 from alphastomics.data._matrix import canonical, row_sums
-from alphastomics.data._slices import NO_SLICE, SINGLE_SLICE
+from alphastomics.data._slices import NO_SLICE, SINGLE_SLICE, check_unassigned
 from alphastomics.data.parquet._columns import (
     CELL,
     DENSE,
@@ -109,7 +109,8 @@ def write_parquet(
     KeyError
         If ``X`` is missing.
     ValueError
-        If a column of ``obs`` holds values that Parquet has no type for, or two columns would have the same name.
+        If a column of ``obs`` holds values that Parquet has no type for, two columns would have the same name, or a slice is
+        named ``"unassigned"``, as cells without a slice are.
     """
     check_in_memory(adata)
     path, genes = Path(path), check_genes(adata.var_names)
@@ -117,6 +118,7 @@ def write_parquet(
     slices, labels = _names(adata, slice_key), _names(adata, cell_type_key)
     slices = np.full(adata.n_obs, SINGLE_SLICE, dtype=object) if slices is None else slices
     labels = np.full(adata.n_obs, None, dtype=object) if labels is None else labels
+    check_unassigned(slices, str(slice_key))
     slices[pd.isna(slices)] = NO_SLICE
     position = _position(adata, position_key)
     extra = _further_columns(adata, {slice_key, cell_type_key})
