@@ -286,6 +286,15 @@ def test_values_without_a_parquet_type_are_an_error(tissue, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("n_columns", [1, 5])
+def test_positions_of_a_wrong_shape_are_an_error_before_a_file_is_written(tissue, tmp_path, n_columns):
+    cells = tissue.copy()
+    cells.obsm["spatial"] = np.ones((cells.n_obs, n_columns))
+    with pytest.raises(ValueError, match=rf'obsm\["spatial"\] has {n_columns} columns, not 2 or 3'):
+        write_parquet(cells, tmp_path / "out.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
 # -- what is not whole ----------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ import scipy.sparse as sp
 
 from alphastomics import _keys
 from alphastomics._io._atomic import replacing
-from alphastomics.data._checks import check_genes, check_in_memory, expression_matrix
+from alphastomics.data._checks import check_genes, check_in_memory, expression_matrix, read_position
 from alphastomics.data._labels import label_names
 from alphastomics.data._matrix import canonical, row_sums
 from alphastomics.data._slices import NO_SLICE, SINGLE_SLICE, check_unassigned
@@ -109,8 +109,8 @@ def write_parquet(
     KeyError
         If ``X`` is missing.
     ValueError
-        If a column of ``obs`` holds values that Parquet has no type for, two columns would have the same name, or a slice is
-        named ``"unassigned"``, as cells without a slice are.
+        If positions do not have two or three coordinates or are infinite, a column of ``obs`` holds values that Parquet has
+        no type for, two columns would have the same name, or a slice is named ``"unassigned"`` as cells without a slice are.
     """
     check_in_memory(adata)
     path, genes = Path(path), check_genes(adata.var_names)
@@ -165,7 +165,7 @@ def _position(adata: AnnData, key: str) -> NDArray[np.float64]:
     """Three coordinates of every cell: z = 0 in two dimensions, NaN without positions."""
     if key not in adata.obsm:
         return np.full((adata.n_obs, N_AXES), np.nan)
-    found = np.asarray(adata.obsm[key], dtype=np.float64)
+    found = read_position(adata, key, missing=True)
     position = np.zeros((adata.n_obs, N_AXES))
     position[:, : found.shape[1]] = found
     return position
