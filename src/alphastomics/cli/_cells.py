@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from alphastomics import _keys
+from alphastomics._labels import label_names
 from alphastomics.cli._query import H5AD, PARQUET
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ class Panel(NamedTuple):
 def panels(cells: AnnData, slice_key: str | None) -> list[Panel]:
     """Group cells by the genes that their slices measure; one group if that is not recorded."""
     import pandas as pd
-
-    from alphastomics.data._labels import label_names
 
     key, measured = slice_key or _keys.SLICE, cells.varm.get(_keys.MEASURED_IN)
     names = label_names(cells.obs[key]) if key in cells.obs else None

@@ -23,6 +23,7 @@ from alphastomics import _keys
 from alphastomics._io._atomic import write_json
 from alphastomics._io._errors import format_names
 from alphastomics._io._json import to_plain
+from alphastomics._labels import label_names
 from alphastomics.metrics import rigid_align
 
 if TYPE_CHECKING:
@@ -59,8 +60,6 @@ def score_model(model: AlphaSTomics, cells: AnnData, *, random_state: int) -> pd
 
 def warn_if_trained(model: AlphaSTomics, cells: AnnData) -> None:
     """Warn if cells are of slices with the names of those that a model was trained on."""
-    from alphastomics.data._labels import label_names
-
     key = model.schema.slice_key
     names = set(label_names(cells.obs[key].dropna())) if key in cells.obs else set()
     trained = sorted(names & set(model.schema.slices))

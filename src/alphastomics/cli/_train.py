@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 import numpy as np
 
 from alphastomics._io._errors import check_folder, os_errors_for
+from alphastomics._labels import label_names
 from alphastomics._rank import is_first, quiet_unless_first
 from alphastomics.cli._output import to_text
 from alphastomics.cli._query import read_reference
@@ -19,7 +20,6 @@ from alphastomics.config import PLACING_MODES, SetupConfig
 from alphastomics.config._sections import SETTINGS
 from alphastomics.config._setting import flag
 from alphastomics.data import read_dataset
-from alphastomics.data._labels import label_names
 from alphastomics.data.parquet._dataset import DatasetInfo
 from alphastomics.model import AlphaSTomics
 from alphastomics.train import resolve_strategy

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from alphastomics import _keys
 from alphastomics._io._errors import format_names
-from alphastomics.data._labels import label_names
+from alphastomics._labels import label_names
 from alphastomics.data._matrix import Matrix, as_matrix, flat_blocks, flat_index
 from alphastomics.data._values import Evidence, ValueSummary
 

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from alphastomics._keys import SLICE
+from alphastomics._labels import label_name, label_names
 from alphastomics.data._checks import check_key
-from alphastomics.data._labels import label_name, label_names
 
 if TYPE_CHECKING:
     from anndata import AnnData

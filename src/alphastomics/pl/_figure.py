@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from alphastomics._labels import label_name
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from os import PathLike
@@ -78,8 +80,6 @@ def _autoshow() -> bool:
 
 def choose_slices(pieces: list[PlacedSlice], slices: str | Sequence[str] | None) -> list[PlacedSlice]:
     """The named slices, by default all that have placed cells."""
-    from alphastomics.data._labels import label_name
-
     if slices is None:
         return [piece for piece in pieces if len(piece.placed)] or pieces
     by_name = {piece.name: piece for piece in pieces}

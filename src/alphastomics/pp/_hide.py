@@ -10,8 +10,8 @@ import numpy as np
 
 from alphastomics import _keys
 from alphastomics._checks import check_seed
+from alphastomics._labels import label_name
 from alphastomics.data._checks import check_type, read_position
-from alphastomics.data._labels import label_name
 from alphastomics.data._slices import resolve_slice_key, slice_rows
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pandas as pd
 from scipy.spatial import KDTree
 
 from alphastomics._keys import INSTANCE, SLICE, SPATIAL
+from alphastomics._labels import label_names
 from alphastomics.data._checks import check_key, check_type, read_position
-from alphastomics.data._labels import label_names
 from alphastomics.data._slices import SINGLE_SLICE, resolve_slice_key, slice_rows
 
 if TYPE_CHECKING:

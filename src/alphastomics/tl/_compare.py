@@ -14,11 +14,11 @@ import numpy as np
 
 from alphastomics import _keys
 from alphastomics._checks import check_seed
+from alphastomics._labels import label_name
 from alphastomics.config import PlanConfig, SetupConfig
 from alphastomics.config._comparison import ComparisonConfig, ComparisonMode
 from alphastomics.config._setting import check_names, documented
 from alphastomics.data._checks import check_in_memory, check_key, check_text
-from alphastomics.data._labels import label_name
 from alphastomics.data._slices import resolve_slice_key, slice_rows
 from alphastomics.tl._compare_results import RunFile, as_json, make_tables
 from alphastomics.tl._compare_runs import Run, Scoring, Split, baseline_runs

@@ -13,10 +13,10 @@ import scipy.sparse as sp
 from sklearn.cluster import KMeans
 
 from alphastomics import _keys
+from alphastomics._labels import label_names
 from alphastomics._provenance import versions
 from alphastomics.config import DEFAULT_CONTEXT_SIZE, TrainingConfig
 from alphastomics.data._checks import expression_matrix
-from alphastomics.data._labels import label_names
 from alphastomics.data._slices import slice_rows
 from alphastomics.metrics import rigid_align, subsample_cells
 from alphastomics.metrics._agreement import N_NEIGHBORS

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from alphastomics import _keys
+from alphastomics._labels import label_name, label_names
 from alphastomics.config import (
     DiffusionSettings,
     ModelConfig,
@@ -20,7 +21,6 @@ from alphastomics.config import (
 )
 from alphastomics.config._setting import settings_of, unexpected_argument
 from alphastomics.data._checks import check_in_memory, check_key, read_position
-from alphastomics.data._labels import label_name, label_names
 from alphastomics.data._views import shallow_copy
 from alphastomics.tl._checks import check_model
 

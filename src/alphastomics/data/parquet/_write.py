@@ -14,8 +14,8 @@ import scipy.sparse as sp
 
 from alphastomics import _keys
 from alphastomics._io._atomic import replacing
+from alphastomics._labels import label_names
 from alphastomics.data._checks import check_genes, check_in_memory, expression_matrix, read_position
-from alphastomics.data._labels import label_names
 from alphastomics.data._matrix import canonical, row_sums
 from alphastomics.data._slices import NO_SLICE, SINGLE_SLICE, check_unassigned
 from alphastomics.data.parquet._columns import (

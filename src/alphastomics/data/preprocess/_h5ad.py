@@ -18,9 +18,9 @@ from anndata.io import read_elem, sparse_dataset
 
 from alphastomics._io._errors import format_names
 from alphastomics._keys import SLICE
+from alphastomics._labels import label_name
 from alphastomics.data._checks import check_genes
 from alphastomics.data._h5ad import check_h5ad, reading_h5ad
-from alphastomics.data._labels import label_name
 from alphastomics.data._matrix import canonical
 
 if TYPE_CHECKING:
