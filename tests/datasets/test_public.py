@@ -65,6 +65,15 @@ def check(adata: ad.AnnData, name: str) -> None:
         assert "cell_type" not in adata.obs
 
 
+@pytest.mark.parametrize("slices", [["a", None] * 3, pd.Categorical(["a", None] * 3), [1.0, np.nan] * 3])
+def test_slices_that_are_missing_stay_missing(slices):
+    source = distributed("seqfish_embryo")
+    source.obs["slice_id"] = slices
+    found = _public.harmonize(source, _public.SEQFISH).obs["slice_id"]
+    assert found.isna().tolist() == [False, True] * 3
+    assert list(found.cat.categories) == (["1"] if slices[0] == 1 else ["a"])
+
+
 def test_a_local_file_is_harmonized(name, tmp_path, monkeypatch):
     def fail(*args):
         raise AssertionError("nothing may be downloaded for a local path")

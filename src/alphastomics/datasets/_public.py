@@ -15,6 +15,7 @@ from scipy import sparse
 
 from alphastomics._io._errors import describe_error
 from alphastomics._keys import CELL_TYPE, SLICE, SPATIAL
+from alphastomics._labels import label_name, label_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -280,11 +281,11 @@ def harmonize(adata: ad.AnnData, atlas: Atlas) -> ad.AnnData:
     if SPATIAL not in adata.obsm:
         raise KeyError(f'obsm["spatial"] is missing; pass a file of {atlas.name} with positions')
     obs = adata.obs
-    slices = obs[SLICE].astype(str) if SLICE in obs else _slice_names(obs, atlas)
+    slices = label_names(obs[SLICE]) if SLICE in obs else _slice_names(obs, atlas)
     obs[SLICE] = pd.Categorical(slices)
     if CELL_TYPE in obs or atlas.cell_type_column is not None:
         labels = _column(obs, CELL_TYPE, atlas.cell_type_column, atlas).astype("category")
-        obs[CELL_TYPE] = labels.cat.rename_categories(str)
+        obs[CELL_TYPE] = labels.cat.rename_categories(label_name)
     adata.X = sparse.csr_matrix(adata.X, dtype=np.float32)
     adata = _measured(adata, atlas)
     adata.obsm[SPATIAL] = np.asarray(adata.obsm[SPATIAL], dtype=np.float64)

@@ -120,6 +120,19 @@ def test_names_of_cells_in_two_slices_get_the_slice_appended(tissue, tmp_path):
     assert "c3-slice_1" in found.obs_names
 
 
+def test_names_of_cells_without_a_slice_are_unique_too(dataset, tmp_path):
+    path = shutil.copy(dataset / "data" / "test.parquet", tmp_path / "x.parquet")
+
+    def change(table):
+        n, first = len(table), table.column("slice_id")[0].as_py()
+        names, slices = [f"c{i // 2}" for i in range(n)], [first if i % 2 else None for i in range(n)]
+        table = table.set_column(table.column_names.index("cell_id"), "cell_id", pa.array(names))
+        return table.set_column(table.column_names.index("slice_id"), "slice_id", pa.array(slices, pa.string()))
+
+    rewrite(path, change)
+    assert read_parquet(path).obs_names[:2].tolist() == ["c0-unassigned", "c0-slice_0"]
+
+
 # -- a file alone -------------------------------------------------------------------------------------------------------
 
 

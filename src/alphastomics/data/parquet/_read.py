@@ -20,6 +20,7 @@ import scipy.sparse as sp
 from alphastomics import _keys
 from alphastomics._io._errors import describe_error, format_names
 from alphastomics.data._checks import check_choice
+from alphastomics.data._slices import NO_SLICE
 from alphastomics.data.parquet._columns import (
     CELL,
     EXPRESSION,
@@ -336,7 +337,8 @@ def _obs(parts: Sequence[Part]) -> pd.DataFrame:
         obs = pd.concat([obs, more], axis=1)
     if not names.is_unique and _keys.SLICE in obs:
         logger.info("Names of cells are not unique; the name of the slice is appended.")
-        obs.index = names + "-" + obs[_keys.SLICE].astype(str).to_numpy()
+        slices = obs[_keys.SLICE].astype(object)
+        obs.index = names + "-" + slices.where(slices.notna(), NO_SLICE).to_numpy()
     return obs
 
 
