@@ -185,6 +185,21 @@ def test_temporary_files_of_killed_processes_are_removed(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"notes.tmp", "x.parquet", "copy"}
 
 
+def test_a_symbolic_link_is_written_through(tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    link, target = tmp_path / "here" / "x.json", tmp_path / "there" / "scores"
+    link.symlink_to("../there/scores")  # which does not exist yet
+    for value in (1, 2):
+        _atomic.write_json(link, value)
+        assert link.is_symlink()
+        assert json.loads(target.read_text()) == value
+    with _atomic.replacing(link) as temporary:
+        assert (temporary.parent, temporary.suffix) == (target.parent, ".json")
+        temporary.write_text("3")
+    assert list(target.parent.iterdir()) == [target]
+
+
 def test_errors_of_the_system_name_the_file_and_a_remedy(tmp_path):
     with pytest.raises(OSError, match=r"x\.json.*No such file or directory"):
         _atomic.write_json(tmp_path / "missing" / "x.json", {})

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -13,7 +14,6 @@ from alphastomics._io._errors import os_errors_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp(\.[^.]+)?")  # names of `replacing` with unique=True
 
@@ -22,14 +22,16 @@ TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp(\.[^.]+)?")  # names of `replac
 def replacing(path: Path, *, unique: bool = False, sync: bool = False, is_writer: bool = True) -> Iterator[Path]:
     """Yield a temporary name that becomes ``path`` on success and is removed on failure.
 
-    Until the block ends without an error, an earlier version of the file stays as it is. With ``unique``, several
+    Until the block ends without an error, an earlier version of the file stays as it is. If ``path`` is a symbolic link, the
+    file that it points to is replaced, and the temporary file is in the folder of that. With ``unique``, several
     processes may write the file at once, each under a temporary name of its own, which :func:`remove_temporary` finds
     after a process was killed. With ``sync``, the content is forced to disk before the file is renamed, so that it
     survives a power failure. Processes that write one file together share its temporary name, and the one with
     ``is_writer`` renames it.
     """
     token = f".{uuid4().hex}" if unique else ""
-    temporary = path.with_name(f".{path.stem}{token}.tmp{path.suffix}")
+    target = follow_link(path)
+    temporary = target.with_name(f".{target.stem}{token}.tmp{path.suffix}")
     try:
         with os_errors_for(path):
             yield temporary
@@ -37,11 +39,16 @@ def replacing(path: Path, *, unique: bool = False, sync: bool = False, is_writer
                 if sync and temporary.is_file():
                     with temporary.open("rb+") as file:
                         os.fsync(file.fileno())
-                temporary.replace(path)
+                temporary.replace(target)
     finally:
         if is_writer:
             with suppress(OSError):  # without write permission there is no temporary file either
                 temporary.unlink()
+
+
+def follow_link(path: Path) -> Path:
+    """The file that a symbolic link points to, which may not exist yet; any other path as it is."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def write_text(path: Path, text: str, *, unique: bool = False) -> None:

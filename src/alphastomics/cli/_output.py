@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from alphastomics._io._atomic import replacing
+from alphastomics._io._atomic import follow_link, replacing
 from alphastomics._io._errors import os_errors_for, permission_error
 from alphastomics._messages import PACKAGE, hide_others
 
@@ -72,7 +72,7 @@ def prepare_file(path: Path) -> None:
     """Make the folder of a file, and check before a long computation that the file can be written."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; pass a file")
-    prepare_folder(path.parent)
+    prepare_folder(follow_link(path).parent)
 
 
 def check_readable(folder: Path) -> None:
