@@ -28,12 +28,12 @@ from alphastomics.data.parquet._columns import (
     LABEL,
     N_AXES,
     POSITION,
-    SIZE,
     SLICE,
     VALUES,
 )
 from alphastomics.data.parquet._dataset import FOLDER, METADATA, SPLITS, DatasetInfo, GeneMetadata
 from alphastomics.data.parquet._files import open_parquet, read_group
+from alphastomics.data.parquet._further import read_further
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,16 +47,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 UNMEASURED = "Slice %r lacks %d genes, which are treated as unmeasured: %s."
-RESERVED = frozenset({CELL, SLICE, LABEL, SIZE, POSITION, EXPRESSION, INDICES, VALUES, "n_genes"})
-RESTORED = RESERVED - {SLICE, LABEL} | {_keys.SD}
-PREFIX = "obs_"  # of further columns with one of these names
-KINDS = (
-    pa.types.is_integer,
-    pa.types.is_floating,
-    pa.types.is_boolean,
-    pa.types.is_string,
-    pa.types.is_large_string,
-)  # of further columns
 
 
 class Part(NamedTuple):
@@ -99,40 +89,8 @@ def read_part(table: pa.Table, n_genes: int) -> Part:
         strings(LABEL),
         position,
         _dense(table, n_genes) if EXPRESSION in names else _sparse(table, n_genes),
-        _further_columns(table),
+        read_further(table),
     )
-
-
-def column_name(key: str) -> str:
-    """Column of the file for a further column of ``obs``, with a prefix if its name has another meaning."""
-    return PREFIX + key if key in RESERVED or _without_prefixes(key) in RESTORED else key
-
-
-def obs_key(name: str) -> str:
-    """Invert :func:`column_name`, except for ``slice_id`` and ``cell_type``, which are taken in ``obs`` too."""
-    return name.removeprefix(PREFIX) if _without_prefixes(name) in RESTORED else name
-
-
-def _without_prefixes(name: str) -> str:
-    while name.startswith(PREFIX):
-        name = name.removeprefix(PREFIX)
-    return name
-
-
-def _further_columns(table: pa.Table) -> pd.DataFrame | None:
-    """Further columns of numbers, booleans and strings; None without any."""
-    columns, incomplete = {}, []
-    for name in table.column_names:
-        column = table.column(name)
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        if name not in RESERVED and any(is_kind(column.type) for is_kind in KINDS):
-            key = obs_key(name)
-            columns[key] = column
-            if pa.types.is_boolean(column.type) and column.null_count:
-                incomplete.append(key)
-    # Booleans with missing values would be objects, which .h5ad files cannot hold.
-    return pa.table(columns).to_pandas().astype(dict.fromkeys(incomplete, "boolean")) if columns else None
 
 
 def _dense(table: pa.Table, n_genes: int) -> sp.csr_matrix:

@@ -33,7 +33,7 @@ from alphastomics.data.parquet._columns import (
 )
 from alphastomics.data.parquet._dataset import GeneMetadata
 from alphastomics.data.parquet._files import ROW_GROUP
-from alphastomics.data.parquet._read import column_name
+from alphastomics.data.parquet._further import column_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
