@@ -85,5 +85,7 @@ def test_invalid_input_raises(slices):
     (x, y), (p, q) = slices["expression"], slices["positions"]
     with pytest.raises(ValueError, match=r"sample.*500 cells.*\(499, 2\)"):
         modality_agreement(x, p[1:], y, q)
+    with pytest.raises(ValueError, match="the same in all cells"):
+        modality_agreement(np.ones((60, 5)), np.zeros((60, 2)), np.ones((60, 5)), np.zeros((60, 2)))
     with pytest.raises(ValueError, match="10 cells.*100 genes"):
         modality_agreement(x, p, y[:10], q[:10])

@@ -117,6 +117,7 @@ def test_collapse_scores_one_and_a_point_has_no_score():
     assert aligned_rmsd(y, np.full_like(y, 7.0)) == pytest.approx(1)
     assert procrustes_disparity(y, np.zeros_like(y)) == pytest.approx(1)
     assert np.isnan(aligned_rmsd(np.zeros_like(y), y))
+    assert np.isnan(aligned_rmsd(np.full_like(y, 0.1), y))  # whose mean is not exactly the point
     assert np.isnan(aligned_rmsd(y[:1], y[:1]))
 
 

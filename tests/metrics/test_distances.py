@@ -51,6 +51,13 @@ def test_contact_precision_equals_the_dense_one(pair, share):
     assert contact_precision(true, predicted, share=share) == pytest.approx(precision_score(*contacts), abs=1e-12)
 
 
+def test_equal_distances_remain_equal_in_a_rotated_grid():
+    x, y = np.divmod(np.arange(400), 20)
+    grid = 50.0 * np.c_[2 * x + y % 2, y * np.sqrt(3)]
+    turned = grid @ [[np.cos(0.3), -np.sin(0.3)], [np.sin(0.3), np.cos(0.3)]]
+    assert contact_precision(grid, turned) == contact_precision(turned, grid) == 1
+
+
 def test_contact_precision_of_many_cells_matches_a_subsample(monkeypatch):
     true, predicted = noisy_tissue(300)
     chosen = subsample_cells(300, 200)
@@ -93,6 +100,8 @@ def test_subsampled_cells_match_the_published_scores():
     expected = np.sort(np.random.default_rng(0).permutation(7661)[:4000])
     np.testing.assert_array_equal(subsample_cells(7661), expected)
     np.testing.assert_array_equal(subsample_cells(30), np.arange(30))
+    with pytest.raises(ValueError, match="n=-1"):
+        subsample_cells(30, -1)
 
 
 @pytest.mark.parametrize("function", [distance_matrix_mse, distance_spearman, contact_precision])

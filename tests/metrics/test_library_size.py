@@ -52,6 +52,23 @@ def test_empty_cells_do_not_count_in_the_median():
     assert np.isnan(median_library_size(np.zeros((2, 2))))
 
 
+@pytest.mark.parametrize("store", [np.asarray, sparse.csr_matrix])
+def test_an_unmeasured_gene_does_not_affect_others(store):
+    counts = some_counts().astype(float)
+    kept = np.delete(np.arange(counts.shape[1]), 1)
+    counts[:, 1] = np.nan
+    result = log1p_normalized(store(counts), 17.0)
+    dense = result.toarray() if sparse.issparse(result) else result
+    np.testing.assert_allclose(dense[:, kept], log1p_normalized(counts[:, kept], 17.0))
+    assert np.isnan(dense[:, 1]).all()
+    assert median_library_size(store(counts)) == median_library_size(counts[:, kept])
+
+
+def test_a_library_size_that_is_not_finite_raises():
+    with pytest.raises(ValueError, match="library_size=nan must be finite"):
+        log1p_normalized(some_counts(), float("nan"))
+
+
 def test_negative_values_raise():
     with pytest.raises(ValueError, match="negative"):
         log1p_normalized(sparse.csr_matrix([[1.0, -1.0]]), 10)

@@ -72,6 +72,11 @@ def test_a_map_shows_the_cells_of_the_slice(adata):
         assert ax.get_title() == cell
 
 
+def test_a_map_of_cells_that_were_removed(adata):
+    cells, itself = pl.attention_maps(adata[2:].copy(), show=False)[0, 0].collections
+    assert (len(cells.get_offsets()), len(itself.get_offsets())) == (1, 0)
+
+
 @pytest.mark.parametrize("name", ["attention_gates", "attention_sinks", "expert_usage"])
 def test_given_axes_are_used_and_nothing_is_shown(adata, name, monkeypatch, tmp_path):
     monkeypatch.setattr(plt, "show", lambda: pytest.fail("shown"))

@@ -185,6 +185,18 @@ def test_autoshow_of_scanpy(adata, monkeypatch):
     assert reconstruction(adata) is not None
 
 
+def test_a_gene_must_have_one_name(adata):
+    adata.var_names = ["twice", "twice", "once"]
+    with pytest.raises(ValueError, match=r"several genes.*var_names_make_unique"):
+        reconstruction(adata, color="twice")
+
+
+def test_a_palette_may_have_the_categories_as_keys(adata):
+    adata.obs["cluster"] = pd.Categorical(np.arange(adata.n_obs) % 2)
+    axes = reconstruction(adata, color="cluster", palette={0: "r", 1: "b"}, show=False)
+    assert {tuple(color) for color in colors(axes[0, 0])} == {to_rgba("r"), to_rgba("b")}
+
+
 def test_markers_and_options_of_scatter(adata):
     axes = reconstruction(adata, size=7, alpha=0.5, show=False)
     (scatter,) = axes[0, 0].collections

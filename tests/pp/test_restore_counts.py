@@ -56,6 +56,8 @@ def test_a_layer_and_a_copy(counts):
     [
         (lambda x: x + 0.1 * np.random.default_rng(0).random(x.shape), "cannot be restored"),
         (lambda x: x - 1, "negative"),
+        (lambda x: 1000 * np.expm1(x), "are not logarithms"),
+        (lambda x: 50 * np.expm1(x), "use raw counts"),
         (lambda x: x * np.nan, "NaN"),
     ],
 )

@@ -30,7 +30,7 @@ from sklearn.decomposition import PCA
 from sklearn.neighbors import KNeighborsRegressor
 
 from alphastomics.metrics._distances import distance_spearman
-from alphastomics.metrics._matrix import Matrix, as_rows
+from alphastomics.metrics._matrix import Matrix, as_rows, gene_blocks
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -52,6 +52,8 @@ class PositionRegressor:
     ) -> PositionRegressor:
         """Fit to the cells of one slice; see :func:`modality_agreement`."""
         matrix, points = _check_tissue(expression, positions, "reference")
+        if not any(np.ptp(block, axis=0).any() for _, block in gene_blocks(matrix)):
+            raise ValueError("the expression of the reference is the same in all cells; pass another slice")
         n_components = min(n_components, min(matrix.shape) - 1)
         if n_components < 1 or not 1 <= n_neighbors <= len(points):
             raise ValueError(

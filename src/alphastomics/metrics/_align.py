@@ -180,7 +180,7 @@ def rigid_motion(
 
 def _relative_rmsd(y: NDArray[np.float64], x: NDArray[np.float64]) -> float:
     """Root-mean-square distance of x from the truth y, relative to the radius of y; NaN without a radius."""
-    radius = np.square(y - y.mean(axis=0)).sum() if len(y) > 1 else 0.0
+    radius = np.square(y - y.mean(axis=0)).sum() if len(y) and (y != y[0]).any() else 0.0
     return float(np.sqrt(np.square(x - y).sum() / radius)) if radius > 0 else float("nan")
 
 

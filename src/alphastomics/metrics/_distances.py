@@ -8,7 +8,7 @@ import numpy as np
 from scipy.spatial.distance import cdist, pdist
 from scipy.stats import rankdata
 
-from alphastomics._checks import check_seed
+from alphastomics._checks import check_counts, check_seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 N_ROWS = 2000  # cells whose distances to all others are ranked
 CONTACT_SHARE = 0.05
+TIE_TOLERANCE = 1e-12  # relative; equal distances may be rounded differently
 CHUNK_ENTRIES = 4_000_000  # distances in memory at a time: 32 MB of float64
 MAX_CONTACT_CELLS = 8_000  # the distances of all pairs are 256 MB of float64
 
@@ -57,6 +58,7 @@ def subsample_cells(n_cells: int, n: int = 4000, seed: int = 0) -> NDArray[np.in
     -------
     ``sort(default_rng(seed).permutation(n_cells)[:n])``, (min(n, n_cells),).
     """
+    check_counts(n=n)
     return np.sort(np.random.default_rng(check_seed(seed)).permutation(n_cells)[:n])
 
 
@@ -208,4 +210,4 @@ def contact_precision(true: ArrayLike, predicted: ArrayLike, *, share: float = C
 def _contacts(positions: NDArray[np.float64], share: float) -> NDArray[np.bool_]:
     distances = pdist(positions)
     nth = int(share * (len(distances) - 1))
-    return distances <= np.partition(distances, nth)[nth]
+    return distances <= np.partition(distances, nth)[nth] * (1 + TIE_TOLERANCE)

@@ -79,11 +79,11 @@ def median_library_size(expression: Any) -> float:
     Parameters
     ----------
     expression
-        Counts of the measured genes, (n_cells, n_genes), sparse or dense.
+        Counts, (n_cells, n_genes), sparse or dense.
 
     Returns
     -------
-    The median; NaN if every cell is empty.
+    The median; NaN if every cell is empty. An unmeasured gene, NaN in every cell, does not count.
     """
     sizes = _library_sizes(as_rows(expression))
     filled = sizes[sizes > 0]
@@ -91,7 +91,9 @@ def median_library_size(expression: Any) -> float:
 
 
 def _library_sizes(matrix: Matrix) -> NDArray[np.float64]:
-    return np.asarray(matrix.sum(axis=1, dtype=np.float64)).ravel()
+    """Sum (n_cells,) over the measured genes."""
+    measured = measured_genes(matrix)
+    return np.asarray((matrix if measured.all() else matrix[:, measured]).sum(axis=1, dtype=np.float64)).ravel()
 
 
 def log1p_normalized(expression: Any, library_size: float) -> Any:
@@ -102,7 +104,7 @@ def log1p_normalized(expression: Any, library_size: float) -> Any:
     Parameters
     ----------
     expression
-        Non-negative values of the measured genes, (n_cells, n_genes), sparse or dense.
+        Non-negative values, (n_cells, n_genes), sparse or dense. A gene that is NaN in every cell is not measured and remains so.
     library_size
         The library size :math:`L`: the median of the truth (:func:`median_library_size`), for truth and prediction.
 
@@ -113,13 +115,15 @@ def log1p_normalized(expression: Any, library_size: float) -> Any:
     Raises
     ------
     ValueError
-        If a value is negative.
+        If a value is negative, or the library size is not finite.
     """
+    if not np.isfinite(library_size):
+        raise ValueError(f"library_size={library_size} must be finite; pass median_library_size of cells with counts")
     matrix = as_rows(expression)
     sizes = _library_sizes(matrix)
     factor = np.divide(library_size, sizes, out=np.zeros(len(sizes)), where=sizes > 0)
     values = matrix if isinstance(matrix, np.ndarray) else matrix.data
-    if values.size and values.min() < 0:
+    if (values < 0).any():
         raise ValueError("expression has negative values; log1p_normalized needs counts or other values of at least 0")
     if isinstance(matrix, np.ndarray):
         return np.log1p(matrix * factor[:, None])

@@ -9,13 +9,12 @@ from scipy.spatial import KDTree
 from scipy.spatial.distance import cdist
 from scipy.stats import ks_2samp
 
-from alphastomics.metrics._distances import check_pair, row_chunks
+from alphastomics.metrics._distances import TIE_TOLERANCE, check_pair, row_chunks
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 N_NEIGHBORS = 20
-TIE_TOLERANCE = 1e-12  # relative; KDTree and cdist may round the same distance differently
 
 
 def knn_preservation(true: ArrayLike, predicted: ArrayLike, *, n_neighbors: int = N_NEIGHBORS) -> float:

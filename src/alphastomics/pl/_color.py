@@ -80,6 +80,8 @@ def _values(adata: AnnData, color: str) -> pd.Series[Any]:
     if color in adata.obs:
         return adata.obs[color]
     if color in adata.var_names and adata.X is not None:
+        if (adata.var_names == color).sum() > 1:
+            raise ValueError(f"color={color!r} is the name of several genes; call adata.var_names_make_unique()")
         column = adata[:, color].X
         dense = column.toarray() if hasattr(column, "toarray") else np.asarray(column)
         return pd.Series(dense.ravel(), index=adata.obs_names)
@@ -130,6 +132,7 @@ def _palette(palette: str | Sequence[Any] | Mapping[str, Any], names: list[str],
             return [colormap(i % colormap.N) for i in range(len(names))]
         return list(colormap(np.linspace(0, 1, len(names))))
     if isinstance(palette, Mapping):
+        palette = {str(name): value for name, value in palette.items()}
         absent = [name for name in names if name not in palette]
         if absent:
             raise ValueError(f'palette has no color for {", ".join(map(repr, absent))} of obs["{color}"]')

@@ -149,7 +149,10 @@ def _draw_curves(panel: Axes, curves: pd.DataFrame, loss: str, by: str, colors: 
             continue
         # Seeds stop at different steps and times: the mean covers the range that all of them have.
         low, high = max(run[by].iloc[0] for run in runs), min(run[by].iloc[-1] for run in runs)
-        grid = runs[0][by].to_numpy(dtype=float) if len(runs) == 1 else np.linspace(low, max(low, high), N_GRID)
+        if low > high:
+            continue
+        shared = np.linspace(low, high, N_GRID if low < high else 1)
+        grid = runs[0][by].to_numpy(dtype=float) if len(runs) == 1 else shared
         values = np.stack([np.interp(grid, run[by], run[loss]) for run in runs])
         mean = values.mean(axis=0)
         panel.plot(grid, mean, color=color, label=name, marker="o" if len(grid) < 2 else None, linewidth=1.2)

@@ -232,7 +232,7 @@ def attention_maps(
         drawn = drawn[np.argsort(weight[drawn])]  # largest weights on top
         style = {"s": 8, "linewidths": 0, "cmap": "viridis", "rasterized": True}
         points = panel.scatter(*positions[drawn].T, c=weight[drawn], **style | kwargs)
-        panel.scatter(*positions[adata.obs_names.get_loc(cell)], marker="x", color="r")
+        panel.scatter(*positions[adata.obs_names == cell].T, marker="x", color="r")
         panel.set(title=cell, xticks=[], yticks=[])
         panel.set_aspect("equal", adjustable="box")
         panel.figure.colorbar(points, ax=panel, label="attention", shrink=0.8)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SMALLEST = 5  # count that the smallest value of a cell may be, at most
 TOLERANCE = 0.05  # difference of a restored count from an integer
+TOO_LARGE = 2.0**24  # for a count; larger numbers are integers in 32 bits
 SHARE = 0.99  # of the cells whose values must be integers
 
 
@@ -79,12 +80,13 @@ def restore_counts(
         )
     filled = np.flatnonzero(np.diff(values.indptr))
     cell = np.repeat(np.arange(values.shape[0]), np.diff(values.indptr))
-    molecules, smallest = np.expm1(values.data), np.ones(values.shape[0])
-    smallest[filled] = np.minimum.reduceat(molecules, values.indptr[filled]) if len(filled) else 1.0
-    ratio = molecules / smallest[cell]
+    with np.errstate(over="ignore", invalid="ignore"):
+        molecules, smallest = np.expm1(values.data), np.ones(values.shape[0])
+        smallest[filled] = np.minimum.reduceat(molecules, values.indptr[filled]) if len(filled) else 1.0
+        ratio = np.minimum(np.nan_to_num(molecules / smallest[cell], nan=np.inf), TOO_LARGE)
     restored, is_integer = ratio.copy(), np.zeros(values.shape[0], dtype=bool)
     for m in range(SMALLEST, 0, -1):
-        wrong = np.abs(m * ratio - np.rint(m * ratio)) > TOLERANCE
+        wrong = (np.abs(m * ratio - np.rint(m * ratio)) > TOLERANCE) | (ratio == TOO_LARGE)
         is_right = np.bincount(cell, wrong, minlength=len(is_integer)) == 0
         restored, is_integer = np.where(is_right[cell], m * ratio, restored), is_integer | is_right
     if (~is_integer).sum() > (1 - SHARE) * len(is_integer):
