@@ -210,6 +210,7 @@ def test_a_file_without_slice_ids_is_one_slice(suffix, model_flags, model, cells
     assert run("sample", *model_flags, *tokens) == 0
     written = ad.read_h5ad(tmp_path / "out.h5ad")
     assert written.obs["slice_id"].unique().tolist() == ["s1"]
+    cells.obs["slice_id"] = "s1"
     expected = model.sample(cells, mode="pos_to_expr", n_steps=2)
     np.testing.assert_array_equal(written.X.toarray(), expected.X.toarray())
     assert run("extract", *model_flags, "--input-data", path, "--use-positions", "--output", tmp_path / "z.npz") == 0

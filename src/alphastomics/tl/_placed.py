@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from alphastomics._keys import CONFIDENCE_SUFFIX, PLACED_SUFFIX
-from alphastomics.data._checks import check_key
+from alphastomics.data._checks import check_key, check_type
 from alphastomics.data._plane import constant_column, find_bounds
 from alphastomics.data._slices import resolve_slice_key, slice_rows
 from alphastomics.tl._tables import read_coordinates, read_uncertainty
@@ -131,6 +131,7 @@ def planar(
 
 def read_slices(adata: AnnData, prediction: str | None, library_key: str | None) -> list[PlacedSlice]:
     """Slices, sorted by name; cells without a slice form the last one."""
+    check_type(adata)
     key = slice_key(adata, prediction, library_key)
     placed = _placed(adata, prediction)
     return [
