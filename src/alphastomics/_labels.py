@@ -18,6 +18,7 @@ def label_name(label: object) -> str:
 
 def label_names(labels: pd.Series) -> NDArray[np.object_]:
     """Texts of a column of labels (n,), None where one is missing."""
-    names = np.array([label_name(label) for label in labels.astype(object)], dtype=object)
-    names[labels.isna().to_numpy()] = None
-    return names
+    import pandas as pd
+
+    codes, unique = pd.factorize(labels)
+    return np.array([*map(label_name, unique), None], dtype=object)[codes]  # the code of a missing label is -1

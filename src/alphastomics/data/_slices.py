@@ -112,8 +112,5 @@ def check_labels(adata: AnnData, key: str, argument: str) -> None:
 
 def encode_labels(labels: pd.Series, names: tuple[str, ...]) -> NDArray[np.int64]:
     """Number of each label in ``names``, from 1; 0 for missing labels and those that are not in ``names``."""
-    codes, unique = pd.factorize(labels)
-    numbers = (
-        pd.Index(names, dtype=object).get_indexer(pd.Index([label_name(each) for each in unique], dtype=object)) + 1
-    )
-    return np.append(numbers, 0)[codes].astype(np.int64)  # the code of a missing label is -1
+    found: NDArray[np.int64] = pd.Index(names, dtype=object).get_indexer(label_names(labels)).astype(np.int64)
+    return found + 1
