@@ -59,14 +59,15 @@ def test_curves_are_means_over_seeds_where_all_have_values(tables):
 
 
 def test_seeds_that_share_a_point_or_none(tables):
-    """One shared point is a marker; runs without a common range have no mean."""
+    """One shared point is a marker; of runs without a common range each is drawn."""
     tables["curves"] = tables["curves"].iloc[[0, 2, 4]]
     training = pl.comparison(tables, show=False).flat[0]
     assert [line.get_marker() for line in training.lines] == ["o", "o"]
     assert training.lines[0].get_data()[1].tolist() == [5.0]
     tables["curves"].loc[2, "seconds"] = 7.0
     training = pl.comparison(tables, show=False).flat[0]
-    assert [line.get_label() for line in training.lines] == ["b"]
+    assert [line.get_xdata().tolist() for line in training.lines] == [[1.0], [7.0], [1.5]]
+    assert [text.get_text() for text in training.get_legend().get_texts()] == ["a", "b"]
 
 
 def test_curves_by_step(tables):

@@ -147,9 +147,12 @@ def _draw_curves(panel: Axes, curves: pd.DataFrame, loss: str, by: str, colors: 
         runs = [run for run in runs if len(run)]
         if not runs:
             continue
-        # Seeds stop at different steps and times: the mean covers the range that all of them have.
+        # Seeds stop at different steps and times: the mean covers the range that all of them have. Without one, each is drawn.
         low, high = max(run[by].iloc[0] for run in runs), min(run[by].iloc[-1] for run in runs)
         if low > high:
+            for k, run in enumerate(runs):
+                style: dict[str, Any] = {"label": name if k == 0 else None, "marker": "o" if len(run) < 2 else None}
+                panel.plot(run[by], run[loss], color=color, linewidth=1.2, **style)
             continue
         shared = np.linspace(low, high, N_GRID if low < high else 1)
         grid = runs[0][by].to_numpy(dtype=float) if len(runs) == 1 else shared
