@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -110,12 +110,13 @@ def impute(
     check_in_memory(source, "source")
     check_model(model)
     check_text(key_added, "key_added", "obsm")
-    known = _normalized(source, layer)
-    wanted = _genes(adata, known, [genes] if isinstance(genes, str) else genes)
-    held_out = _hold_out(adata, known, model, layer, validate, random_state)
+    measured = _measured(source, layer)
+    wanted = _genes(adata, measured, [genes] if isinstance(genes, str) else genes)
+    held_out = _hold_out(adata, measured, model, layer, validate, random_state)
+    expression = _normalized(source, layer)
     index = nearest_cells(adata, source, model, n_neighbors)
     result = adata.copy() if copy else adata
-    result.obsm[key_added] = _mean(known, wanted, index, adata.obs_names)
+    result.obsm[key_added] = _mean(expression, _columns(source, wanted), index, adata.obs_names, wanted)
     result.uns.pop(f"{key_added}_validation", None)
     if held_out:
         result.uns[f"{key_added}_validation"] = _validation(adata, source, model, held_out, layer, n_neighbors)
@@ -124,15 +125,21 @@ def impute(
     return result if copy else None
 
 
-def _genes(adata: AnnData, known: _Expression, genes: Sequence[str] | None) -> list[str]:
-    """Genes to predict, all of which are measured in the source."""
+def _measured(adata: AnnData, layer: str | None) -> pd.Index:
+    """Names of the measured genes."""
+    names = check_genes(adata.var_names)
+    return pd.Index(names)[measured_genes(expression_matrix(adata, layer), names)]
+
+
+def _genes(adata: AnnData, measured: pd.Index, genes: Sequence[str] | None) -> list[str]:
+    """Genes to predict, all of which are ``measured`` in the source."""
     present = pd.Index(check_genes(adata.var_names))
     if genes is None:
-        wanted = list(known.genes[~known.genes.isin(present)])
+        wanted = list(measured[~measured.isin(present)])
         if not wanted:
             raise ValueError("adata lacks no gene of source; pass genes=… to predict genes that both measure")
         return wanted
-    unknown = [gene for gene in genes if gene not in known.genes]
+    unknown = [gene for gene in genes if gene not in measured]
     if unknown:
         raise KeyError(
             f"source does not measure {len(unknown)} of the {len(genes)} genes: {', '.join(unknown[:5])}; remove them from genes=…"
@@ -145,15 +152,15 @@ def _genes(adata: AnnData, known: _Expression, genes: Sequence[str] | None) -> l
 
 
 def _hold_out(
-    adata: AnnData, known: _Expression, model: AlphaSTomics, layer: str | None, n_genes: int, seed: int
+    adata: AnnData, measured: pd.Index, model: AlphaSTomics, layer: str | None, n_genes: int, seed: int
 ) -> list[str]:
     """Random genes that both datasets measure and the model has."""
-    read = model.schema.genes
-    shared = sorted(set(_measured(adata, layer)) & set(known.genes) & set(read)) if n_genes else []
-    most = max(0, len(shared) - (len(read) + 1) // 2)  # the embedding requires half of the genes of the model
+    known = model.schema.genes
+    shared = sorted(set(_measured(adata, layer)) & set(measured) & set(known)) if n_genes else []
+    most = max(0, len(shared) - (len(known) + 1) // 2)  # the embedding requires half of the genes of the model
     if not isinstance(n_genes, Integral) or not 0 <= n_genes <= most:
         raise ValueError(
-            f"validate={n_genes} genes cannot be held out: adata and source share {len(shared)} of the {len(read)} genes of the "
+            f"validate={n_genes} genes cannot be held out: adata and source share {len(shared)} of the {len(known)} genes of the "
             f"model, half of which must remain; pass at most {most}"
         )
     return list(np.random.default_rng(check_seed(seed)).choice(shared, n_genes, replace=False))
@@ -168,46 +175,36 @@ def _validation(
         warnings.filterwarnings("ignore", ".* genes are missing and treated as unmeasured", UserWarning)
         index = nearest_cells(cells, others, model, n_neighbors)
     true, known = (_normalized(each, layer, log=True) for each in (adata, source))
-    predicted = _mean(known, held_out, index, adata.obs_names).to_numpy()
-    pearson = pearson_per_gene(true.columns(held_out), predicted)
+    predicted = _mean(known, _columns(source, held_out), index, adata.obs_names, held_out).to_numpy()
+    pearson = pearson_per_gene(true[:, _columns(adata, held_out)], predicted)
     return pd.DataFrame({"pearson": pearson}, index=pd.Index(held_out, name="gene"))
 
 
-class _Expression(NamedTuple):
-    """Expression (n_cells, n_genes), and the names of its genes, all of which are measured."""
-
-    values: Any
-    genes: pd.Index
-
-    def columns(self, genes: list[str]) -> Any:
-        """The columns of ``genes``."""
-        return self.values[:, self.genes.get_indexer(genes)]
-
-
-def _measured(adata: AnnData, layer: str | None) -> pd.Index:
-    """Names of the measured genes."""
-    names = check_genes(adata.var_names)
-    return pd.Index(names)[measured_genes(expression_matrix(adata, layer), names)]
+def _normalized(adata: AnnData, layer: str | None, *, log: bool = False) -> Any:
+    """Expression (n_cells, n_genes); counts are scaled to the median library size and, with ``log``, log1p-transformed."""
+    x = expression_matrix(adata, layer)
+    if not needs_log1p(x, "auto"):
+        return x
+    x = log1p_normalized(x, median_library_size(x))
+    if log:
+        return x
+    return x.expm1() if sp.issparse(x) else np.expm1(x)
 
 
-def _normalized(adata: AnnData, layer: str | None, *, log: bool = False) -> _Expression:
-    """Measured genes; counts are scaled to the median library size and, with ``log``, log1p-transformed."""
-    genes = _measured(adata, layer)
-    x = expression_matrix(adata, layer)[:, pd.Index(adata.var_names.astype(str)).isin(genes)]
-    if needs_log1p(x, "auto"):
-        x = log1p_normalized(x, median_library_size(x))
-        if not log:
-            x = x.expm1() if sp.issparse(x) else np.expm1(x)
-    return _Expression(x, genes)
+def _columns(adata: AnnData, genes: list[str]) -> NDArray[np.int64]:
+    columns: NDArray[np.int64] = adata.var_names.get_indexer(genes).astype(np.int64)
+    return columns
 
 
-def _mean(known: _Expression, genes: list[str], index: NDArray[np.int64], names: pd.Index) -> pd.DataFrame:
-    """Mean of ``genes`` over the rows ``index`` (n_cells, k) of the source."""
+def _mean(
+    x: Any, columns: NDArray[np.int64], index: NDArray[np.int64], names: pd.Index, genes: list[str]
+) -> pd.DataFrame:
+    """Mean of ``x`` (n_source, n_genes) over the rows ``index`` (n_cells, k)."""
     n_cells, k = index.shape
     weights = sp.csr_matrix(
-        (np.full(index.size, 1 / k), index.ravel(), np.arange(n_cells + 1) * k), (n_cells, known.values.shape[0])
+        (np.full(index.size, 1 / k), index.ravel(), np.arange(n_cells + 1) * k), (n_cells, x.shape[0])
     )
-    return pd.DataFrame(_dense(weights @ known.columns(genes)).astype(np.float32), index=names, columns=genes)
+    return pd.DataFrame(_dense(weights @ x[:, columns]).astype(np.float32), index=names, columns=genes)
 
 
 def _dense(x: Any) -> NDArray[np.floating[Any]]:

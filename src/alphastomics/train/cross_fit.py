@@ -1,7 +1,7 @@
 r"""A network that has not seen a part of the reference, which fits the length of the training and the placement.
 
 Residuals of cells that a network was trained on are too small. Before the training, a second network of the same architecture is
-trained without every fourth slice, from the second one on (one of two or three slices), or without a fourth of the cells if there is
+trained without every fourth slice, from the second one on (one of two to five slices), or without a fourth of the cells if there is
 only one slice, in contexts of the default size, at a constant learning rate. The moving average of its weights,
 
 .. math:: \bar\theta_n = \beta_n \bar\theta_{n-1} + (1 - \beta_n)\, \theta_n, \qquad \beta_n = \min(.99, \tfrac{n}{n + 9}),
