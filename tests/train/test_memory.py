@@ -116,30 +116,21 @@ has_status = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 
 
 def compare(config: DenoiserConfig, steps: list[tuple[int, int]], precision: str = "32") -> None:
-    """The peak of a process varies by 10 MB, always upward: the smaller of two is compared."""
-    runs = zip(measure(config, steps, precision), measure(config, steps, precision), strict=True)
-    for estimate, measured in zip(predict(config, steps, precision), map(min, runs), strict=True):
+    """Steps must be so long that buffers of kernels, up to 26 MB depending on the processor, are little."""
+    for estimate, measured in zip(predict(config, steps, precision), measure(config, steps, precision), strict=True):
         assert abs(estimate / measured - 1) < 0.15
-
-
-@pytest.mark.slow
-@has_status
-def test_two_estimates_are_within_15_percent_of_the_measurement() -> None:
-    # So many cells that the 10 MB by which the peak of a process varies are little.
-    compare(SMALL, [(3072, 2), (3072, 0)])
 
 
 @has_status
 @pytest.mark.slow
 def test_three_estimates_are_within_15_percent_of_the_measurement() -> None:
-    compare(CONFIG, [(4096, k) for k in (DEPTH, DEPTH // 2, 0)])
+    compare(CONFIG, [(8192, k) for k in (DEPTH, DEPTH // 2, 0)])
 
 
 @has_status
 @pytest.mark.slow
 def test_an_estimate_in_bfloat16_is_within_15_percent_of_the_measurement() -> None:
-    # Nothing is recomputed: buffers of the kernels, up to 26 MB in bfloat16 depending on the processor, are little.
-    compare(CONFIG, [(4096, 0)], "bf16-mixed")
+    compare(CONFIG, [(8192, 0)], "bf16-mixed")
 
 
 @has_status
