@@ -355,6 +355,19 @@ def test_genes_that_only_removed_slices_measure_are_left_out(uneven, model):
     np.testing.assert_array_equal(placed.X.toarray(), cells[:, :-1].X.toarray())
 
 
+@pytest.mark.filterwarnings("ignore:4 of 20 genes are missing", "ignore:2 of .* cells")
+def test_tied_cells_of_one_panel_leave_no_missing_values(uneven, model):
+    cells = read_dataset(uneven)
+    rows = np.flatnonzero(cells.obs["slice_id"] == "slice_1")[:2]
+    x = cells.X.toarray()
+    x[rows[1]] = x[rows[0]]
+    cells.X = x
+    placed = sample_cells(model, cells, mode="expr_to_pos", inpaint=False)
+    tied = placed.obs["spatial_reconstructed_tied"]
+    assert tied.dtype == bool
+    assert set(np.flatnonzero(tied)) == set(rows)
+
+
 def test_sampling_without_genes_ignores_measured_genes(uneven, model):
     cells = read_dataset(uneven)
     options = {"mode": "pos_to_expr", "n_steps": 1, "n_samples": 3, "reduce": "medoid", "inpaint": False}

@@ -127,8 +127,16 @@ def test_a_finished_epoch_is_not_repeated(tissue):
     list(loader)
     other = ContextLoader(contexts_of(tissue), 3)
     other.load_state_dict(loader.state_dict())
-    other.set_epoch(1)  # as training does before it begins the next
-    assert len(list(other)) == len(other)
+    loader.set_epoch(1)
+    assert keys(other) == keys(loader)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # of a machine with few processors
+def test_worker_processes_add_no_empty_batches_and_change_no_global_generator(folder):
+    alone, several = (create_dataloaders(folder, 32, context_size=16, num_workers=n)[0] for n in (0, 3))
+    before = torch.get_rng_state()
+    assert keys(several) == keys(alone)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_an_abandoned_pass_leaves_no_thread(tissue):

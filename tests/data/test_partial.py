@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
 
+from alphastomics import _keys
 from alphastomics.data import AnnDataSource, fit_schema, read_partial
 from alphastomics.datasets import synthetic_tissue
 
@@ -49,6 +51,15 @@ def test_observed_genes_are_scaled_to_their_depth_in_the_reference(adata):
         source = AnnDataSource(half, schema, positions=False)
     expected = source.expression(np.arange(adata.n_obs))[:, :13]
     np.testing.assert_allclose(read_partial(half, schema).network[:, :13], expected, atol=1e-5)
+
+
+def test_zeros_of_genes_that_a_slice_lacks_are_an_error(adata):
+    measured = pd.DataFrame(True, index=adata.var_names, columns=["slice_0", "slice_1"])
+    measured.iloc[:2, 1] = False
+    schema = fit_schema(adata)
+    adata.varm[_keys.MEASURED_IN] = measured
+    with pytest.raises(ValueError, match="1 slices lack genes"):
+        read_partial(adata, schema)
 
 
 def test_invalid_values_are_an_error(adata):

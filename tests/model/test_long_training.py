@@ -95,6 +95,7 @@ def test_validation_keeps_its_contexts(small, make_model, train_briefly):
     ("arguments", "message"),
     [
         ({"growth_steps": 5}, "context_growth="),
+        ({"shortest_context": 20}, "context_growth="),
         ({"context_growth": "linear", "shortest_context": 300}, "shortest_context=300.*context_size="),
         ({"context_growth": "linear", "max_epochs": None, "max_time": 10}, "growth_steps="),
         ({"context_growth": "cubic"}, "'cubic'"),
@@ -109,7 +110,7 @@ def test_validation_keeps_its_contexts(small, make_model, train_briefly):
 def test_invalid_arguments_raise(small, make_model, train_briefly, arguments, message):
     model = make_model(small)
     with pytest.raises(ValueError, match=message):
-        train_briefly(model, **{"shortest_context": 20} | arguments)
+        train_briefly(model, **arguments)
     assert not model.is_trained
 
 

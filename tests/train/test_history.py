@@ -15,10 +15,12 @@ from alphastomics.train.callbacks import MetricsFile
 
 
 def run(history: History, values: list[dict[str, float]]) -> History:
+    known: dict[str, torch.Tensor] = {}
     for epoch, metrics in enumerate(values):
-        trainer = SimpleNamespace(
-            current_epoch=epoch, callback_metrics={name: torch.tensor(value) for name, value in metrics.items()}
-        )
+        known |= {name: torch.tensor(value) for name, value in metrics.items()}
+        trainer = SimpleNamespace(current_epoch=epoch, callback_metrics=known)
+        if "validation_loss" in metrics:
+            history.on_validation_end(trainer, None)
         history.on_train_epoch_end(trainer, None)
     return history
 
@@ -29,6 +31,12 @@ def test_tables_match_scvi():
     assert set(tables) == {"train_loss", "validation_loss"}
     expected = pd.DataFrame({"train_loss": [3.0, 2.0]}, index=pd.Index([0, 1], name="epoch"))
     pd.testing.assert_frame_equal(tables["train_loss"], expected)
+    assert tables["validation_loss"].index.tolist() == [0]
+
+
+def test_epochs_without_validation_have_no_validation_loss():
+    tables = run(History(), [{"train_loss": 3.0, "validation_loss": 5.0}, {"train_loss": 2.0}]).tables()
+    assert tables["train_loss"].index.tolist() == [0, 1]
     assert tables["validation_loss"].index.tolist() == [0]
 
 

@@ -77,6 +77,9 @@ def sample_cells(model: AlphaSTomics, cells: AnnData, **arguments: Any) -> AnnDa
     if len(parts) == 1:
         return parts[0]
     tissue = _in_order(parts, [rows for rows, _ in groups])
+    tied = arguments.get("key_added", _keys.RECONSTRUCTED) + _keys.TIED_SUFFIX
+    if tied in tissue.obs:  # some groups have no such cells, and lack the column
+        tissue.obs[tied] = tissue.obs[tied].fillna(False).astype(bool)
     if arguments["mode"] == "expr_to_pos":
         genes = cells.var_names.isin(tissue.var_names)
         tissue = tissue[:, cells.var_names[genes]].copy()

@@ -49,8 +49,8 @@ class RunOptions(RunConfig):
     overwrite
         Replace a run of the same name.
     resume
-        Continue the run of that name, or the one of a ``.ckpt`` file. Without ``--config``, the configuration of the run is
-        used. ``--resume last`` continues if there is a checkpoint and starts a new run otherwise.
+        Continue the run of that name, or start from a ``.ckpt`` file of another run. Without ``--config``, the configuration of
+        that run is used. ``--resume last`` continues if there is a checkpoint and starts a new run otherwise.
     """
 
     overwrite: Annotated[bool, Parameter(group=RUN, negative=())] = False

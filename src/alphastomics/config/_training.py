@@ -174,7 +174,7 @@ class TrainingConfig:
     context_size: int | Literal["auto"] | None = setting(None, ge=1)
     context_kind: ContextKind = "subset"
     context_growth: GrowthKind | None = None
-    shortest_context: int = setting(128, ge=1)
+    shortest_context: int = setting(128, ge=1, requires=_GROWING)
     growth_warmup: int = setting(0, ge=0, requires=_GROWING)
     growth_steps: int | None = setting(None, ge=0, requires=_GROWING)
     micro_batch_size: int | None = setting(None, ge=1)

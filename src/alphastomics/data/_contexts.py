@@ -17,6 +17,7 @@ from alphastomics.config import Augmentation, ContextKind
 from alphastomics.data._batch import Context, RawContext, empty_context
 from alphastomics.data._checks import check_choice
 from alphastomics.data._division import DRAW, THIN, Divider, make_generator
+from alphastomics.data._encode import NOT_THINNED
 from alphastomics.data._local_density import RANKS, local_density
 
 if TYPE_CHECKING:
@@ -78,9 +79,7 @@ class ContextDataset(Dataset[Context]):
         if context_size < 1 or seed < 0:
             raise ValueError(f"context_size={context_size} must be positive and seed={seed} not negative.")
         if augmentation is not None and augmentation.thinning and not source.has_counts:
-            raise ValueError(
-                'Only integer counts under transform="log1p" and binary values can be thinned; set thinning=0.'
-            )
+            raise ValueError(NOT_THINNED)
         self.source = source
         self.kind = kind
         self.seed = seed

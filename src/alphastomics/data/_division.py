@@ -137,8 +137,6 @@ class Divider:
     def _n_chunks(self, slice_index: int) -> int:
         """Number of parts of a slice that are read one after the other; 1 if the slice fits into the buffer."""
         size, pieces = len(self.source.slices[slice_index].rows), self.source.pieces(slice_index)
-        if self.kind == "patch":
-            return len(pieces)
         return 1 if self.source.buffer_size is None else min(len(pieces), -(-size // self.source.buffer_size))
 
     def _n_contexts(self, slice_index: int) -> list[int]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from alphastomics.data._schema import TissueSchema
 
 BLOCK_VALUES = 2**15  # of a block, 128 KiB in float32, which fits into the cache of the processor
+NOT_THINNED = 'Only integer counts under transform="log1p" and binary values can be thinned; set thinning=0.'
 SMALL_COUNT = 24
 
 

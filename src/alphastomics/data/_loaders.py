@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from alphastomics.config import DEFAULT_CONTEXT_SIZE, RunConfig, TrainingConfig
@@ -42,8 +43,8 @@ class ContextLoader:
     contexts_per_batch
         Number of contexts in a batch.
     num_workers
-        Number of worker processes that draw contexts; with data on disk each has its own shard of the cells. 0 draws them
-        in this process.
+        Number of worker processes that draw contexts; each has its own shard of the cells if the data on disk exceed the
+        buffer. 0 draws them in this process.
     rank, world_size
         Rank of this process, and number of processes that train together; all have the same number of batches.
     prefetch
@@ -74,7 +75,9 @@ class ContextLoader:
             dataset.set_streams(1, contexts_per_batch * world_size if world_size > 1 else 1)
             self._order = RoundRobinSampler(len(dataset), contexts_per_batch, rank=rank, world_size=world_size)
         else:
-            n_workers = max(1, num_workers)
+            n_cells = sum(len(cells.rows) for cells in dataset.source.slices)
+            # Shards of workers are padded to whole batches, which counts if the data are small enough for one window.
+            n_workers = 1 if n_cells <= dataset.source.buffer_size else max(1, num_workers)
             dataset.set_streams(world_size * n_workers, contexts_per_batch)
             self._order = WindowSampler(
                 len(dataset), contexts_per_batch, rank=rank, world_size=world_size, n_workers=n_workers
@@ -100,8 +103,9 @@ class ContextLoader:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue from a position at the next iteration."""
-        self.dataset.set_epoch(state["epoch"])
-        self._done = self._start = state["batch"] % len(self)
+        ended = state["batch"] >= len(self)
+        self.dataset.set_epoch(state["epoch"] + ended)
+        self._done = self._start = 0 if ended else state["batch"]
 
     def encode(self, raw: RawBatch) -> Batch:
         """Transform a batch to network units, on its device; the values of `raw` are overwritten."""
@@ -123,7 +127,11 @@ class ContextLoader:
 
     def _in_processes(self, batches: Sequence[list[int]]) -> DataLoader[RawBatch]:
         loader: DataLoader[Any] = DataLoader(
-            _Raw(self.dataset), batch_sampler=batches, collate_fn=self._collate, num_workers=self.num_workers
+            _Raw(self.dataset),
+            batch_sampler=batches,
+            collate_fn=self._collate,
+            num_workers=self.num_workers,
+            generator=torch.Generator(),  # the global one is left unchanged
         )
         return loader
 

@@ -8,7 +8,13 @@ import numpy as np
 import pandas as pd
 
 from alphastomics._io._errors import format_names
-from alphastomics.data._checks import check_genes, check_in_memory, expression_key, expression_matrix
+from alphastomics.data._checks import (
+    check_genes,
+    check_in_memory,
+    check_measured,
+    expression_key,
+    expression_matrix,
+)
 from alphastomics.data._schema import CLIP
 
 if TYPE_CHECKING:
@@ -50,9 +56,10 @@ def read_partial(adata: AnnData, schema: TissueSchema) -> PartialExpression:
     Raises
     ------
     ValueError
-        If values are infinite, or negative under ``"log1p"``, or no gene is in the schema.
+        If values are infinite, or negative under ``"log1p"``, no gene is in the schema, or slices lack genes that others measure.
     """
     check_in_memory(adata)
+    check_measured(adata)
     names = check_genes(adata.var_names)
     columns = pd.Index(names).get_indexer(pd.Index(schema.genes))
     present = np.flatnonzero(columns >= 0)

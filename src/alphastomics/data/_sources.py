@@ -19,7 +19,7 @@ from alphastomics.data._checks import (
     read_position,
     read_sequence,
 )
-from alphastomics.data._encode import Encoder, dense_rows, thin_rows
+from alphastomics.data._encode import NOT_THINNED, Encoder, dense_rows, thin_rows
 from alphastomics.data._matrix import Matrix, align_columns, canonical, row_blocks, row_sums
 from alphastomics.data._plane import leave_out_column
 from alphastomics.data._slices import encode_labels, resolve_query_slice_key, slice_rows
@@ -242,9 +242,7 @@ class AnnDataSource:
             If `thinning` is positive and values are neither counts under ``"log1p"`` nor binary, or `rng` is None.
         """
         if thinning and not self.has_counts:
-            raise ValueError(
-                'Only integer counts under transform="log1p" and binary values can be thinned; set thinning=0.'
-            )
+            raise ValueError(NOT_THINNED)
         block = self._matrix[rows]
         if isinstance(block, np.ndarray):
             found = np.zeros((len(block), self.schema.n_genes), dtype=np.float32)

@@ -111,13 +111,19 @@ class History(pl.Callback):
         self.before = dict(before or {})
         self.offset = max((int(table.index[-1]) + 1 for table in self.before.values() if len(table)), default=0)
         self.values: dict[str, dict[int, float]] = {}
+        self._validated = -1  # last epoch of a validation
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note that this epoch has validation losses."""
+        self._validated = trainer.current_epoch
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Store the values that were logged in this epoch."""
-        # Layer statistics are not computed in every epoch, and Lightning keeps the last ones.
-        stale = getattr(pl_module, "statistics_epoch", None) != trainer.current_epoch
+        # Lightning keeps the last values of what is not computed in every epoch.
+        epochs = {LAYER: getattr(pl_module, "statistics_epoch", None), "validation_": self._validated}
+        stale = tuple(prefix for prefix, epoch in epochs.items() if epoch != trainer.current_epoch)
         for name, value in trainer.callback_metrics.items():
-            if name.startswith(("train_", "validation_")) and not (stale and name.startswith(LAYER)):
+            if name.startswith(("train_", "validation_")) and not name.startswith(stale):
                 self.values.setdefault(name, {})[self.offset + trainer.current_epoch] = float(value)
 
     def tables(self) -> dict[str, pd.DataFrame]:

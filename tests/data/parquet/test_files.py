@@ -268,6 +268,15 @@ def test_there_and_back(tissue, tmp_path, storage, n_dims):
         assert len(one.column("slice_id").unique()) == len(one.column("draw").unique()) == 1
 
 
+def test_names_of_cells_may_be_numbers(tissue, tmp_path):
+    cells = tissue[:30].copy()
+    cells.obs.index = pd.RangeIndex(30)
+    write_parquet(cells, tmp_path / "out.parquet")
+    assert pq.read_table(tmp_path / "out.parquet", columns=["cell_id"])["cell_id"].to_pylist() == [
+        str(i) for i in range(30)
+    ]
+
+
 def test_columns_of_obs_with_names_of_the_dataset_come_back(tissue, tmp_path):
     cells = tissue.copy()
     names = ["position", "obs_position", "obs_obs_position", "library_size", "sd", "obs_note", "obs_slice_id"]

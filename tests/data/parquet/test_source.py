@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import pickle
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -197,6 +199,27 @@ def test_a_context_costs_few_reads(folder, monkeypatch):
         for i in range(len(dataset)):
             dataset[i]
     assert len(reads) <= 1.2 * 3 * len(source.groups)  # forgetting what was used least lately is nearly the best
+
+
+def test_each_file_is_open_once(folder):
+    descriptors = Path("/proc/self/fd")
+    if not descriptors.is_dir():
+        pytest.skip("the system does not list open files")
+    source = ParquetSource(folder)
+    before = len(list(descriptors.iterdir()))
+    source.values(np.arange(source.n_cells))
+    assert len(list(descriptors.iterdir())) - before <= len(list((folder / "data").iterdir()))
+
+
+def test_too_many_open_files_are_an_error_with_the_remedy(folder, monkeypatch):
+    source = ParquetSource(folder)
+
+    def fail(*_, **__):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("alphastomics.data.parquet._source.mmap.mmap", fail)
+    with pytest.raises(OSError, match=r"Too many open files.*ulimit -n.*--max-shard-size"):
+        source.values(np.arange(1))
 
 
 # -- what is not whole ----------------------------------------------------------------------------------------------------

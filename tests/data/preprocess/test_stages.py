@@ -174,6 +174,25 @@ def test_genes_are_matched_by_name_and_missing_ones_are_unmeasured(raw, tissue, 
     np.testing.assert_array_equal(cells.expression.toarray(), truth)
 
 
+def test_held_out_slices_do_not_change_the_schema(raw, tmp_path):
+    """Two panels, so that the depth follows from the counts of stage 1."""
+    options = Stage2Options(split="slice")
+    path = raw / "slice_1.h5ad"
+    adata = ad.read_h5ad(path)
+    adata[:, 5:].copy().write_h5ad(path)
+    preprocess(raw, tmp_path / "one", LABELED, options)
+    _, groups = read(tmp_path / "one")
+    held_out = next(cells.slice_id for shard, cells in groups if shard.split == "test")
+    path = raw / f"{held_out}.h5ad"
+    adata = ad.read_h5ad(path)
+    adata.X = dense(adata.X) + 50 * (np.arange(adata.n_vars) == adata.n_vars - 1)
+    adata.obs["cell_type"] = "only here"
+    adata.write_h5ad(path)
+    preprocess(raw, tmp_path / "other", LABELED, options)
+    one, other = (DatasetInfo.read(tmp_path / name).schema for name in ("one", "other"))
+    assert one == other
+
+
 def test_a_gene_list_decides_genes_and_their_order(raw, tissue, tmp_path):
     path = raw / "slice_4.h5ad"
     adata = ad.read_h5ad(path)
@@ -436,6 +455,25 @@ def _negative(folder):
 
 def _twice(folder):
     shutil.copy(folder / "slice_0.h5ad", folder / "again.h5ad")
+
+
+def _in_one_place(folder):
+    adata = ad.read_h5ad(folder / "slice_0.h5ad")
+    adata.obsm["spatial"][:] = 1.0
+    adata.write_h5ad(folder / "slice_0.h5ad")
+
+
+def test_positions_are_checked_before_a_file_of_the_dataset_is_written(raw, tmp_path, monkeypatch):
+    _in_one_place(raw)
+    monkeypatch.setattr("alphastomics.data.preprocess._stage2.write_shard", None)
+    with pytest.raises(ValueError, match=r"slice 'slice_0' have the same position"):
+        preprocess(raw, tmp_path / "out", LABELED, Stage2Options(split="cell"))
+
+
+def test_hidden_files_are_not_read(raw, tmp_path):
+    (raw / "._slice_0.h5ad").write_bytes(b"metadata of macOS")
+    preprocess(raw, tmp_path / "out", LABELED, Stage2Options())
+    assert (tmp_path / "out" / "metadata.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from alphastomics._io import _json
@@ -12,6 +13,7 @@ from alphastomics._io._errors import WRITE, describe_error, permission_error
 from alphastomics.data.parquet._columns import from_arrow
 
 if TYPE_CHECKING:
+    import mmap
     from pathlib import Path
 
     from alphastomics.data.parquet._columns import Cells
@@ -38,10 +40,14 @@ def check_written(path: Path) -> None:
         )
 
 
-def open_parquet(path: Path, *, mapped: bool = False) -> pq.ParquetFile:
-    """Open a Parquet file; raises PermissionError if it cannot be read, ValueError if it is incomplete or of another format."""
+def open_parquet(path: Path, content: mmap.mmap | None = None) -> pq.ParquetFile:
+    """Open a Parquet file, or its mapped content, which opens no further file.
+
+    Raises PermissionError if it cannot be read, ValueError if it is incomplete or of another format.
+    """
     try:
-        return pq.ParquetFile(path, memory_map=mapped, page_checksum_verification=True)
+        source = path if content is None else pa.BufferReader(pa.py_buffer(content))
+        return pq.ParquetFile(source, page_checksum_verification=True)
     except PermissionError as error:
         raise permission_error(path, error) from error
     except Exception as error:  # a damaged file can raise anything

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import threading
 from collections import OrderedDict
@@ -13,7 +14,7 @@ import scipy.sparse as sp
 
 from alphastomics._io._errors import describe_error
 from alphastomics.config import SourceConfig
-from alphastomics.data._encode import Encoder, dense_rows, thin_rows
+from alphastomics.data._encode import NOT_THINNED, Encoder, dense_rows, thin_rows
 from alphastomics.data._plane import leave_out_column
 from alphastomics.data._slices import encode_labels
 from alphastomics.data._sources import SliceCells
@@ -186,7 +187,7 @@ class ParquetSource:
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Expression of some cells in user units, (k, G), and its factors; see :meth:`AnnDataSource.values`."""
         if thinning and not self.has_counts:
-            raise ValueError('Only integer counts under transform="log1p" can be thinned; set thinning=0.')
+            raise ValueError(NOT_THINNED)
         found = np.empty((len(rows), self.schema.n_genes), dtype=np.float32)
         # Rows as bytes, because rows of a mapped file may not be aligned for float32.
         as_bytes = found.view(np.uint8)
@@ -254,6 +255,11 @@ class ParquetSource:
                     raise ValueError(f"{INDICES} must lie in 0 … {n_genes - 1}")
             return sp.csr_matrix(found), False
         except Exception as error:  # a damaged file can raise anything
+            if isinstance(error, OSError) and error.errno == errno.EMFILE:
+                raise OSError(
+                    f"{path} cannot be opened ({describe_error(error)}); raise the limit with ulimit -n, or make the dataset "
+                    "again with a larger --max-shard-size"
+                ) from error
             raise ValueError(
                 f"Row group {group.number} of {path} is damaged ({describe_error(error)}); make the dataset again"
             ) from error
@@ -264,7 +270,7 @@ class ParquetSource:
                 path = self._paths[number]
                 with path.open("rb") as file:
                     content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                self._files[number] = open_parquet(path, mapped=True), content
+                self._files[number] = open_parquet(path, content), content
             return self._files[number]
 
 

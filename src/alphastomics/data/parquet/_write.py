@@ -126,7 +126,7 @@ def write_parquet(
     dense = x.nnz > DENSE * x.shape[0] * x.shape[1]
     schema = arrow_schema(len(genes), dense=dense).with_metadata(metadata.to_metadata())
     whole = pa.schema([*schema, *(pa.field(name, column.type) for name, column in extra.items())], schema.metadata)
-    names, sizes = adata.obs_names.to_numpy(dtype=object), row_sums(x)
+    names, sizes = adata.obs_names.astype(str).to_numpy(dtype=object), row_sums(x)
     with replacing(path) as temporary, pq.ParquetWriter(temporary, whole, **OPTIONS) as file:
         for rows in _row_groups(adata, slices):
             cells = Cells(names[rows], slices[rows[0]], labels[rows], sizes[rows], position[rows], x[rows])

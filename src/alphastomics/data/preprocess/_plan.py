@@ -102,7 +102,7 @@ class Plan:
             [each.record["animal"] for each in slices],
             options,
         )
-        n_training = sum(bool((code == 0).any()) for code in self.codes)
+        n_training = len(self._training_slices())
         if n_training == 1 < len(slices):
             logger.warning(
                 "Only 1 of %d slices is in the training set; pass a larger train_ratio=…, or split='cell'.", len(slices)
@@ -123,14 +123,19 @@ class Plan:
         self.library_size: float | None = None
         if any(counts):
             self.share, self.library_size = self._depth()
+        self.plane = find_plane(self._positions(), options.frame, SPATIAL) if slices[0].n_dims == 3 else None
+        self.extents = {
+            name: measure_extent(name, position if self.plane is None else np.delete(position, self.plane[0], axis=1))
+            for name, position in self._positions()
+        }
 
     def _depth(self) -> tuple[NDArray[np.float64], float]:
-        """Share of every gene in the counts, and median library size of the training cells over all genes."""
+        """Share of every gene in the counts of slices with training cells, and median library size of these over all genes."""
         totals, cells = np.zeros(len(self.slices[0].genes)), np.zeros(len(self.slices[0].genes))
-        with_counts = [each for each in self.slices if each.is_counts]
-        for each in with_counts:
-            totals += each.record["totals"]
-            cells += each.n_cells * each.measured
+        for each in self._training_slices():
+            if each.is_counts:
+                totals += each.record["totals"]
+                cells += each.n_cells * each.measured
         rate = np.divide(totals, cells, out=np.zeros_like(totals), where=cells > 0)
         if not rate.any():
             raise ValueError("all expression values are zero; check layer=…")
@@ -179,6 +184,10 @@ class Plan:
                 room -= len(group)
         return [tuple((stored, tuple(groups)) for stored, groups in shard) for shard in shards]
 
+    def _training_slices(self) -> list[StoredSlice]:
+        """The slices that have training cells."""
+        return [each for each, code in zip(self.slices, self.codes, strict=True) if (code == 0).any()]
+
     def _positions(self) -> Iterator[tuple[str, NDArray[np.float64]]]:
         """Name and positions (n, D) of the training cells of each slice."""
         for each, code in zip(self.slices, self.codes, strict=True):
@@ -188,20 +197,15 @@ class Plan:
     def schema(self, moments: Moments, totals: NDArray[np.float64]) -> TissueSchema:
         """The schema, fitted to the training cells."""
         first = self.slices[0]
-        plane = find_plane(self._positions(), self.options.frame, SPATIAL) if first.n_dims == 3 else None
-        extents = {
-            name: measure_extent(name, position if plane is None else np.delete(position, plane[0], axis=1))
-            for name, position in self._positions()
-        }
-        n_dims = first.n_dims if plane is None else 2
-        scale, center = fit_frame(extents, self.options.frame)
+        n_dims = first.n_dims if self.plane is None else 2
+        scale, center = fit_frame(self.extents, self.options.frame)
         if not self.options.normalize_position:
             scale, center = 1.0, (0.0,) * n_dims
         log1p = self.transform == "log1p"
         complete = all(each.measured.all() for each in self.slices)
         share = totals / totals.sum() if complete and log1p else self.share
         scaled = self.options.scale and not self.options.scale_per_slice
-        labels = sorted({label for each in self.slices for label in each.record["labels"]})
+        labels = sorted({label for each in self._training_slices() for label in each.record["labels"]})
         return TissueSchema(
             genes=first.genes,
             transform=self.transform,
@@ -212,9 +216,9 @@ class Plan:
             frame=self.options.frame,
             n_dims=n_dims,
             scale=scale,
-            spacing=fit_spacing(extents),
+            spacing=fit_spacing(self.extents),
             center=center,
-            slices=tuple(extents),
+            slices=tuple(self.extents),
             cell_types=tuple(labels),
             position_key=SPATIAL,
             slice_key=SLICE,
@@ -222,5 +226,5 @@ class Plan:
             layer=None,
             sequence_key=None,
             value_kind=self.kind,
-            plane=plane,
+            plane=self.plane,
         )

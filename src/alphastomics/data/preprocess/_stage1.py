@@ -41,8 +41,8 @@ DIGITS = re.compile("([0-9]+)")
 
 
 def find_tissues(input_dir: Path) -> list[Path]:
-    """The ``.h5ad`` files of a folder, sorted by name; raises FileNotFoundError if there are none."""
-    found = sorted(input_dir.glob("*.h5ad")) if input_dir.is_dir() else []
+    """The ``.h5ad`` files of a folder, without hidden ones, sorted by name; raises FileNotFoundError if there are none."""
+    found = sorted(path for path in input_dir.glob("*.h5ad") if not path.name.startswith("."))
     if not found:
         raise FileNotFoundError(f"{input_dir} has no .h5ad file; correct input_dir=…")
     return found
