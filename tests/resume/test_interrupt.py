@@ -15,6 +15,7 @@ import torch
 from alphastomics.model import AlphaSTomics, NonFiniteLossError, _base
 from alphastomics.sampling._fit import fit_statistics
 from alphastomics.train import session
+from alphastomics.train.interrupt import TimeLimit
 from alphastomics.train.objective import Objective
 from callbacks import Stop
 
@@ -207,9 +208,17 @@ def test_after_max_time_training_resumes_within_the_epoch(train, path, step_of, 
     train(max_epochs=2, callbacks=[whole], **arguments)
     train(max_epochs=-1, max_time=1e-4, checkpoint=path, callbacks=[parts[0]], **arguments)
     assert step_of(path) == 1
-    assert re.search(r" 5e-05 seconds at step 1\b.*max_time=", caplog.text)  # half: the second network took the rest
+    assert re.search(r" 0\.0001 seconds at step 1\b.*max_time=", caplog.text)
     train(max_epochs=2, max_time=600, checkpoint=path, resume="last", callbacks=[parts[1]], **arguments)
     assert parts[0].seen + parts[1].seen == whole.seen
+
+
+def test_the_time_that_was_used_before_the_first_start_is_kept():
+    first = TimeLimit(600.0, used=100.0)
+    assert first.time_elapsed() == 100.0
+    resumed = TimeLimit(600.0, used=1.0)  # loading took another time
+    resumed.load_state_dict(first.state_dict())
+    assert resumed.time_elapsed() == 100.0
 
 
 def test_no_time_left_trains_nothing(train, path, weights_of):

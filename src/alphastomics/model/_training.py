@@ -185,6 +185,8 @@ class TrainingMixin(ModelBase):
             resumed={} if resumed is None else resumed.contexts,
         )
         session.make_datamodule(self._data_splitter_cls, self._validation)
+        if resumed is not None:
+            _checkpoint.check_resumable(resumed, self._state(self._fitted), max_epochs=session.max_epochs)
         source = session.trained_source
         if not self.is_trained_:
             self.module.set_components(principal_components(source, self.module.components.shape[1]))
@@ -196,10 +198,7 @@ class TrainingMixin(ModelBase):
                 _log_held_out(held_out)
             self._fit_draws(source, second)
         session.make_plan(self._training_plan_cls)
-        state = self._state(self._fitted)
-        if resumed is not None:
-            _checkpoint.check_resumable(resumed, state, max_epochs=session.max_epochs)
-        description = _checkpoint.describe(state, session.layout)
+        description = _checkpoint.describe(self._state(self._fitted), session.layout)
         session.keep_checkpoints(description, None if resumed is None else resumed.path)
         session.make_runner(self._train_runner_cls, self)
         try:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.callbacks import EarlyStopping, Timer
+from lightning.pytorch.trainer.states import RunningStage
 
 from alphastomics.train.callbacks import OptimizerStepCallback
 from alphastomics.train.distributed.processes import gather_objects
@@ -69,11 +70,19 @@ class TimeLimit(OptimizerStepCallback, Timer):
     """Stops the training after ``seconds``, which include the time before it was resumed.
 
     It stops after a step of the optimizer, because accumulated gradients would be lost.
+
+    Parameters
+    ----------
+    seconds
+        The limit.
+    used
+        Part of it that was used before this training; a resumed training has that of its first start.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, used: float = 0.0) -> None:
         super().__init__(duration=timedelta(seconds=seconds), interval="step", verbose=False)
         self.seconds = seconds
+        self.load_state_dict({"time_elapsed": {RunningStage.TRAINING.value: used}})
 
     def on_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Check the time."""

@@ -91,6 +91,8 @@ class ContextTrainer(pl.Trainer):
         Callback that collects the logged values.
     max_seconds
         Longest time of training; None: no limit.
+    used_seconds
+        Part of it that was used before.
     checkpoint
         Callback that writes checkpoints; None: none are written.
     early_stopping, early_stopping_monitor, early_stopping_patience, early_stopping_min_delta
@@ -107,6 +109,7 @@ class ContextTrainer(pl.Trainer):
         ema: MovingAverage,
         history: History,
         max_seconds: float | None = None,
+        used_seconds: float = 0.0,
         checkpoint: LastCheckpoint | None = None,
         early_stopping: bool = False,
         early_stopping_monitor: str = "validation_loss",
@@ -117,7 +120,7 @@ class ContextTrainer(pl.Trainer):
     ) -> None:
         callbacks = [EpochMeans(), *(callbacks or []), ema, history, ThroughputMonitor(), SynchronizedStop()]
         if max_seconds is not None:
-            callbacks.append(TimeLimit(max_seconds))
+            callbacks.append(TimeLimit(max_seconds, used=used_seconds))
         if early_stopping:
             stop = LatchedEarlyStopping(
                 monitor=early_stopping_monitor, patience=early_stopping_patience, min_delta=early_stopping_min_delta

@@ -115,7 +115,7 @@ class TrainingSession:
         check_cublas_workspace(trainer_kwargs.get("deterministic"), self.device)
         if arguments.masking is not None and not module.config.mask_tokens:
             raise ValueError("masking= requires a model with enable_masking=True")
-        self.max_seconds = self.fit_seconds = seconds_of(self.trainer_kwargs.pop("max_time"))
+        self.max_seconds, self.used_seconds = seconds_of(self.trainer_kwargs.pop("max_time")), 0.0
         self._started, self.seconds = time.monotonic(), 0.0
         self.checkpoint: Path | None = None
 
@@ -246,12 +246,11 @@ class TrainingSession:
         """Choose the curriculum, and make the training plan."""
         curriculum = self._make_curriculum()
         if self.max_seconds is not None:  # the second network and what is fitted to it have taken a part of the time
-            used = time.monotonic() - self._started
-            self.fit_seconds = max(self.max_seconds - used, LEAST_SHARE * self.max_seconds)
+            self.used_seconds = min(time.monotonic() - self._started, (1 - LEAST_SHARE) * self.max_seconds)
         self.plan = kind(
             self.module,
             slice_names=tuple(cells.name for cells in self.source.slices),
-            max_seconds=self.fit_seconds,
+            max_seconds=None if self.max_seconds is None else self.max_seconds - self.used_seconds,
             n_recomputed=self.layout.n_recomputed,
             curriculum=curriculum,
             group_size=self.arguments.context_parallel_size,
@@ -306,7 +305,8 @@ class TrainingSession:
             data_splitter=self.datamodule,
             ema=MovingAverage(self.plan.config.ema_decay),
             history=History(model.history_),
-            max_seconds=self.fit_seconds,
+            max_seconds=self.max_seconds,
+            used_seconds=self.used_seconds,
             early_stopping=self.arguments.early_stopping,
             **self.trainer_kwargs,
         )
