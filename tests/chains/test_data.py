@@ -154,6 +154,8 @@ def test_the_same_seed_gives_the_same_chains_however_many_there_are():
         ({"depth": 0}, "depth=0"),
         ({"n_segments": (0, 3)}, r"n_segments\[0\]=0"),
         ({"n_segments": (4, 3)}, "n_segments"),
+        ({"n_segments": 4}, "n_segments=4"),
+        ({"n_segments": (3, 4.5)}, r"n_segments\[1\]=4.5"),
         ({"noise": -1}, "noise=-1"),
         ({"random_state": -1}, "random_state=-1"),
     ],

@@ -129,6 +129,12 @@ def test_contexts_of_a_batch_do_not_mix():
         np.testing.assert_allclose(rotation, kabsch(*batch(*pair))[0], atol=1e-12)
 
 
+@pytest.mark.parametrize("n_dims", [2, 3])
+def test_values_that_are_not_finite_raise_no_error(n_dims):
+    x = torch.randn(1, 4, n_dims)
+    kabsch(x, torch.full_like(x, torch.nan))
+
+
 def test_a_context_of_padding_alone_stays_finite():
     x, mask = torch.ones(1, 4, 2), torch.zeros(1, 4, dtype=torch.bool)
     assert torch.equal(masked_mean(x, mask), torch.zeros(1, 1, 2))

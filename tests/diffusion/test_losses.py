@@ -132,6 +132,12 @@ def test_unmeasured_genes_and_weights():
     assert float(actual[2]) == 0
 
 
+def test_small_weights_of_features_do_not_change_the_mean():
+    ones = torch.ones(1, 3, 1, dtype=torch.float64)
+    error = mean_squared_error(ones, 0 * ones, torch.ones(1, 3, dtype=torch.bool), features=torch.full((1, 1), 0.01))
+    torch.testing.assert_close(error, torch.ones(1, dtype=torch.float64))
+
+
 def test_chosen_entries():
     predicted, true, mask = positions(5)
     entries = torch.rand(predicted.shape, generator=torch.Generator().manual_seed(4)) < 0.5

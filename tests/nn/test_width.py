@@ -27,6 +27,12 @@ def test_the_size_of_a_width_gives_the_width():
     assert [matched_width(CONFIG, total(width)) for width in (4, 16, 36)] == [4, 16, 36]
 
 
-def test_an_odd_number_of_heads_has_an_even_width():
-    config = replace(CONFIG, n_heads=3, d_model=18)
-    assert matched_width(config, 20_000) % 6 == 0
+@pytest.mark.parametrize(
+    ("settings", "multiple"),
+    [({"n_heads": 3}, 3), ({"bottleneck": 3}, 12), ({"use_moe": True, "num_experts": 5, "expert_width": "split"}, 20)],
+)
+def test_widths_are_those_that_the_settings_permit(settings, multiple):
+    config = replace(CONFIG, d_model=60, **settings)
+    width = matched_width(config, 20_000)
+    assert width % multiple == 0
+    Denoiser(replace(config, d_model=width))

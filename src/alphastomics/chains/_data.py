@@ -199,8 +199,10 @@ def synthetic_chains(
         If an argument is out of range.
     """
     check_counts(n_chains=n_chains, depth=depth)
+    if np.shape(n_segments) != (2,):
+        raise ValueError(f"n_segments={n_segments} must be (minimum, maximum)")
     fewest, most = n_segments
-    check_counts(**{"n_segments[0]": fewest})
+    check_counts(**{"n_segments[0]": fewest, "n_segments[1]": most})
     if most < fewest:
         raise ValueError(f"n_segments={n_segments} must be (minimum, maximum)")
     if not 0 <= noise < np.inf:

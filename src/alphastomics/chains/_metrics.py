@@ -91,12 +91,11 @@ def _check_order(order: ArrayLike, n_cells: int) -> NDArray[np.int64]:
     values = np.asarray(order)
     if values.shape != (n_cells,):
         raise ValueError(f"order must be of shape ({n_cells},), one place per cell, got {values.shape}")
-    place = values.astype(np.int64)
-    if (place != values).any():
+    if values.dtype.kind not in "iuf" or not np.isfinite(values).all() or (values != np.round(values)).any():
         raise ValueError("order must be integers: the place of each cell in the chain")
-    if len(np.unique(place)) < n_cells:
+    if len(np.unique(values)) < n_cells:
         raise ValueError("order gives one place to several cells; score one chain at a time")
-    return place
+    return values.astype(np.int64)
 
 
 def _frames(points: Array) -> tuple[Array, NDArray[np.bool_]]:

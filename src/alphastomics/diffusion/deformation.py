@@ -3,7 +3,7 @@ r"""Random smooth deformation of a slice: data augmentation for the differences 
 .. math::
 
     x \leftarrow x (I + s A) + s \sum_{k=1}^{K} \sin(x\,\omega_k + \varphi_k)\, a_k,
-    \qquad A_{ij}, a_{kj}\lVert\omega_k\rVert / c \sim \mathcal N(0, 1),\; \omega_k \sim \mathcal N(0, \ell^{-2} I),\;
+    \qquad A_{ij}, a_{kj}\max(\lVert\omega_k\rVert, \tfrac12) / c \sim \mathcal N(0, 1),\; \omega_k \sim \mathcal N(0, \ell^{-2} I),\;
     \varphi_k \sim U(0, 2\pi)
 
 Positions that are inputs of the network are deformed in training. Without deformation the network memorizes the shape of the reference

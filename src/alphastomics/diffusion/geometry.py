@@ -57,7 +57,7 @@ def kabsch(source: Tensor, target: Tensor, weight: Tensor | None = None, *, refl
         moment = source.transpose(-1, -2) @ target
         if moment.shape[-1] == 2:
             return _kabsch_2d(moment, reflection=reflection)
-        u, _, vh = torch.linalg.svd(moment)
+        u, _, vh = torch.linalg.svd(moment.nan_to_num(0.0, 0.0, 0.0))  # of a value that is not finite, it would fail
         if not reflection:
             sign = torch.linalg.det(u @ vh).sign()
             u = torch.cat([u[..., :-1], u[..., -1:] * sign[..., None, None]], dim=-1)

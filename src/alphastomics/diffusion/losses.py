@@ -61,8 +61,8 @@ def mean_squared_error(
         share = share * features.to(error.dtype).unsqueeze(1)
     if entries is not None:
         share = share * entries.to(error.dtype)
-    count = share.expand_as(error).sum((1, 2)).clamp_min(1)
-    loss = (error * share).sum((1, 2)) / count
+    count = share.expand_as(error).sum((1, 2))
+    loss = (error * share).sum((1, 2)) / torch.where(count > 0, count, 1.0)
     return loss if weight is None else loss * weight
 
 

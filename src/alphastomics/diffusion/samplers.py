@@ -186,9 +186,9 @@ def run_sampler(
     if start is not None:
         z = step.process.noise(start.x_0, times[0], z)
     previous: tuple[Tensor, Tensor] | None = None
-    for t, s in zip(times[:-1], times[1:], strict=True):
+    for k, (t, s) in enumerate(zip(times[:-1], times[1:], strict=True), start=1):
         x_0 = denoise(z, t)
-        z = x_0 if bool((s == 0).all()) else step(z, x_0, t, s, previous, noise)
+        z = x_0 if k == n_steps else step(z, x_0, t, s, previous, noise)
         previous = t, x_0
         if on_step is not None:
             on_step()

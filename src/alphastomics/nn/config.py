@@ -20,8 +20,6 @@ class DenoiserConfig(NetworkConfig):
     ----------
     n_genes, n_dims
         G, and D = 2 or 3.
-    dropout
-        Probability with which a branch of a block is dropped in training.
     n_latent
         Width of the neighborhood embedding, which the contrastive loss trains.
     sequence
@@ -53,6 +51,12 @@ class DenoiserConfig(NetworkConfig):
 
     def __post_init__(self) -> None:
         check(self)
+        if self.n_dims not in (2, 3):
+            raise ValueError(f"n_dims={self.n_dims} must be 2 or 3")
+        for name in ("n_heads", "bottleneck"):
+            divisor = getattr(self, name)
+            if divisor is not None and self.d_model % divisor:
+                raise ValueError(f"d_model={self.d_model} is not a multiple of {name}={divisor}; pass another {name}=")
         if self.pair_features is not None:
             self._check_pair_features()
         if self.sparse_pairs != "coordinate" and not self.sequence:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from math import lcm
+from math import gcd, lcm
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
+from alphastomics.nn.block import EXPANSION
 from alphastomics.nn.denoiser import Denoiser
 from alphastomics.nn.experts import Experts, Routing
 
@@ -54,7 +55,8 @@ def count_parameters(network: nn.Module) -> ParameterCount:
 
 def matched_width(config: DenoiserConfig, n_parameters: int) -> int:
     """Width ``d_model`` at which a denoiser, otherwise as in ``config``, has closest to ``n_parameters`` parameters."""
-    step = lcm(2, config.n_heads)  # halves of sines and cosines, and whole heads
+    split = config.num_experts if config.use_moe and config.expert_width == "split" else 1
+    step = lcm(config.n_heads, config.bottleneck or 1, split // gcd(split, EXPANSION))
 
     def total(k: int) -> int:
         with torch.device("meta"):
@@ -83,8 +85,6 @@ class LayerInputs:
         Input (B, N, d) of the attention, without a gradient.
     geometry
         Geometry of the cells, if any.
-    mask
-        Cells that are attended to (B, N); None if all are.
     routing
         Routing of the cells; None without experts.
     """
@@ -92,7 +92,6 @@ class LayerInputs:
     attention: Attention
     x: Tensor
     geometry: Geometry | None
-    mask: Tensor | None
     routing: Routing | None = None
 
 
@@ -107,8 +106,8 @@ def watch_layers(denoiser: Denoiser) -> Iterator[dict[int, LayerInputs]]:
         current = layer
 
     def before_attention(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        x, geometry, mask = arguments
-        inputs[current] = LayerInputs(attention=cast("Attention", module), x=x.detach(), geometry=geometry, mask=mask)
+        x, geometry, _ = arguments
+        inputs[current] = LayerInputs(attention=cast("Attention", module), x=x.detach(), geometry=geometry)
 
     def after_experts(_: nn.Module, __: tuple[Any, ...], result: tuple[Tensor, Routing]) -> None:
         inputs[current].routing = Routing(*(part.detach() for part in result[1]))

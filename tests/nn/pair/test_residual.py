@@ -35,7 +35,6 @@ def test_a_tangent_step_is_nearly_the_best_approximation():
 def test_a_tangent_step_along_the_features_themselves_is_exact():
     pair, _ = two()
     residual = TangentStep(3).double()
-    residual.RIDGE = 0.0
     with torch.no_grad():
         residual.step.fill_(0.3)
     torch.testing.assert_close(residual(pair, pair).dense(), 1.3 * pair.dense())
@@ -44,7 +43,6 @@ def test_a_tangent_step_along_the_features_themselves_is_exact():
 def test_a_tangent_step_does_not_depend_on_the_choice_of_factors():
     pair, update = two()
     residual = TangentStep(3).double()
-    residual.RIDGE = 0.0
     with torch.no_grad():
         residual.step.fill_(0.1)
     m = torch.randn(1, 3, 4, 4, dtype=torch.float64)

@@ -56,6 +56,15 @@ def projected(update: torch.Tensor, factors: PairFactors, direction: str) -> tor
 
 
 @directions
+@pytest.mark.parametrize("n_cells", [2, 5, 11])
+def test_single_precision_is_enough_if_there_are_fewer_cells_than_ranks(direction, n_cells, make_factors, difference):
+    module, factors = make(direction), make_factors(b=1, n=n_cells, rank=8)
+    exact = module(factors).dense()
+    single = module.float()(PairFactors(factors.left.float(), factors.right.float())).dense()
+    assert difference(single.double(), exact) < 1e-2
+
+
+@directions
 @pytest.mark.parametrize("block", [1, 3000, 2**21])
 def test_update_is_the_projection_of_the_algorithm(direction, block, make_factors, difference, monkeypatch):
     """Bar: 1e-10, value and gradient."""

@@ -28,6 +28,9 @@ BYTES = 4  # of a number in single precision
 EPSILON = 1e-6  # added to mean squares under a root
 
 
+RIDGE = 1000  # machine epsilons: above the rounding errors that a nearly singular matrix would amplify
+
+
 def upcast(x: Tensor) -> Tensor:
     """Convert ``x`` to single precision if it has less."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
@@ -39,8 +42,11 @@ def gram(x: Tensor, y: Tensor) -> Tensor:
         return upcast(x).mT @ upcast(y)
 
 
-def divide_by_gram(x: Tensor, basis: Tensor, *, ridge: float | None = None) -> Tensor:
+def divide_by_gram(x: Tensor, basis: Tensor) -> Tensor:
     r"""Solve for coordinates in a basis: :math:`x\,(U^\top U + \lambda I)^{-1}`.
+
+    λ is 1,000 rounding errors of the mean eigenvalue of the Gram matrix, which is singular if there are fewer cells than ranks or if
+    features are zero.
 
     Parameters
     ----------
@@ -48,18 +54,15 @@ def divide_by_gram(x: Tensor, basis: Tensor, *, ridge: float | None = None) -> T
         (..., M, R).
     basis
         U, (..., N, R). A basis of zeros gives zeros if ``x`` is :math:`O U`.
-    ridge
-        :math:`\lambda` over the mean eigenvalue of the Gram matrix; by default of the size of rounding errors.
     """
     with torch.autocast(x.device.type, enabled=False):
         matrix = gram(basis, basis)
         limits = torch.finfo(matrix.dtype)
         rank = matrix.shape[-1]
         mean = matrix.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[..., None, None]
-        share = rank * limits.eps if ridge is None else ridge
         identity = torch.eye(rank, dtype=matrix.dtype, device=matrix.device)
         floor = limits.tiny**0.5  # avoids a singular matrix for a basis of zeros
-        return torch.linalg.solve(matrix + (share * mean + floor) * identity, upcast(x), left=False)
+        return torch.linalg.solve(matrix + (RIDGE * limits.eps * mean + floor) * identity, upcast(x), left=False)
 
 
 class PairFactors(NamedTuple):
@@ -157,7 +160,7 @@ def adaptive_rank(n_cells: int, n_channels: int, *, budget_bytes: int, lowest: i
     Parameters
     ----------
     n_cells, n_channels
-        N, of all contexts of a batch together, and C.
+        N, of a context with its padding, and C.
     budget_bytes
         Memory for one pair of factors. Training keeps several.
     lowest, highest

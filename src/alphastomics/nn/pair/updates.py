@@ -67,8 +67,6 @@ class RankMix(nn.Module):
 class TangentStep(nn.Module):
     """Residual ``"tangent"``, with one learned step per channel."""
 
-    RIDGE = 1e-4  # lambda over the mean eigenvalue of a Gram matrix
-
     def __init__(self, n_channels: int) -> None:
         super().__init__()
         self.step = nn.Parameter(torch.zeros(n_channels))
@@ -78,8 +76,8 @@ class TangentStep(nn.Module):
         with torch.autocast(pair.left.device.type, enabled=False):
             left, right, d_left, d_right = (upcast(x) for x in (*pair[:2], *update[:2]))
             d_left = self.step[:, None, None] * d_left
-            on_right = divide_by_gram(gram(d_right, right), right, ridge=self.RIDGE)  # D R (R^T R)^-1 = d_left on_right
-            on_left = divide_by_gram(gram(d_left, left), left, ridge=self.RIDGE)
+            on_right = divide_by_gram(gram(d_right, right), right)  # D R (R^T R)^-1 = d_left on_right
+            on_left = divide_by_gram(gram(d_left, left), left)
             twice = on_right.mT @ on_left  # contained in the steps of both sides
             new_left, new_right = left + d_left @ on_right, right + d_right @ on_left - right @ twice
         dtype = pair.left.dtype
