@@ -195,6 +195,15 @@ def test_tables_survive_a_file(compared, tmp_path):
     assert list(read["runs"]) == list(adata.uns["comparison"]["runs"])
 
 
+def test_registered_cells_remain_registered(cells):
+    AlphaSTomics.setup_anndata(cells)
+    before = dict(cells.uns)
+    tl.compare(cells, configurations=["linear"], seeds=[0], **(PLACING | {"max_steps": 1}))
+    tl.compare(cells, cells[:80], configurations=["linear"], seeds=[0], **(PLACING | {"max_steps": 1}))
+    assert AlphaSTomics(cells, d_model=16, n_layers=1, n_heads=2).schema.slices == ("slice_0", "slice_1", "slice_2")
+    assert {name: cells.uns[name] for name in before} == before
+
+
 def test_only_uns_is_changed(compared, cells):
     adata, _, _ = compared
     assert list(adata.uns) == [*cells.uns, "comparison"]

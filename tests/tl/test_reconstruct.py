@@ -259,6 +259,22 @@ def test_a_view_as_reference(query, cells):
     assert query.obsm[KEY].tobytes() == expected.obsm[KEY].tobytes()
 
 
+def test_slices_that_lack_genes_are_refused(query, reference):
+    measured = pd.DataFrame({"slice_0": True, "slice_1": np.arange(60) > 3}, index=reference.var_names)
+    reference.varm["measured_in"] = measured
+    for cells in (reference, reference[:]):
+        with pytest.raises(ValueError, match=r'1 slices lack genes.*varm\["measured_in"\]'):
+            reconstruct(query, cells, **QUICK)
+
+
+def test_a_registered_reference_remains_registered(query, cells):
+    from alphastomics.model import AlphaSTomics
+
+    AlphaSTomics.setup_anndata(cells)
+    reconstruct(query, cells[:400], **QUICK)
+    assert AlphaSTomics(cells, **SMALL).schema.slices == ("slice_0", "slice_1", "slice_2")
+
+
 def test_a_shared_frame(query, reference):
     reconstruct(query, reference, frame="shared", **QUICK)
     reference.obsm["spatial"] += 10_000

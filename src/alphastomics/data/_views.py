@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 
 def shallow_copy(adata: ad.AnnData, *, obs: pd.DataFrame | None = None) -> ad.AnnData:
-    """Cells with the arrays of others, and with another table if one is given."""
+    """Cells with the arrays of others, or copies of those of a view, without ``uns``; with another table if one is given."""
     layers = {name: values for name, values in adata.layers.items() if name is not None}  # X in anndata 0.13
     table = adata.obs if obs is None else obs
-    return ad.AnnData(X=adata.X, obs=table, var=adata.var, obsm=dict(adata.obsm), layers=layers)
+    cells = ad.AnnData(X=adata.X, obs=table, var=adata.var, obsm=dict(adata.obsm), varm=dict(adata.varm), layers=layers)
+    return cells.copy() if adata.is_view else cells  # an assignment to an array of a view would change the view
 
 
 class SourceView:

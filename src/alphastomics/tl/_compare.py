@@ -20,6 +20,7 @@ from alphastomics.config._comparison import ComparisonConfig, ComparisonMode
 from alphastomics.config._setting import check_names, documented
 from alphastomics.data._checks import check_in_memory, check_key, check_text
 from alphastomics.data._slices import resolve_slice_key, slice_rows
+from alphastomics.data._views import shallow_copy
 from alphastomics.tl._compare_results import RunFile, as_json, make_tables
 from alphastomics.tl._compare_runs import Run, Scoring, Split, baseline_runs
 from alphastomics.tl._reconstruct import Arguments, sort_arguments
@@ -270,7 +271,7 @@ def _splits(
 
 
 def _split(adata: AnnData, query: AnnData | None, chosen: tuple[str, ...] | None, arguments: Arguments) -> Split:
-    """Copies of the training cells, registered, and of the held-out cells."""
+    """The training cells, registered, and the held-out cells; those of `adata` and `query` are not changed."""
     from alphastomics.data import AnnDataSource
     from alphastomics.model import AlphaSTomics
 
@@ -282,10 +283,11 @@ def _split(adata: AnnData, query: AnnData | None, chosen: tuple[str, ...] | None
         if label_key is not None:
             check_key("obs", query.obs, label_key, "cell_type_key")
         names = tuple(name for name, _ in slice_rows(query, resolve_slice_key(query, slice_key)))
-        reference, query = adata.copy(), query.copy()
+        reference = adata
     else:
         rows, names = _held_out_rows(adata, chosen, slice_key)
-        reference, query = adata[~rows].copy(), adata[rows].copy()
+        reference, query = adata[~rows], adata[rows]
+    reference, query = shallow_copy(reference), shallow_copy(query)
     AlphaSTomics.setup_anndata(reference, **arguments["setup"])
     schema = AlphaSTomics(reference, **arguments["init"]).schema
     with warnings.catch_warnings():

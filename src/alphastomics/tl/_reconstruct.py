@@ -281,10 +281,7 @@ def _make_model(
     """An untrained model of the reference, which is left unregistered."""
     from alphastomics.model import AlphaSTomics
 
-    if reference.is_view:
-        cells = reference.copy()
-    else:
-        cells = shallow_copy(reference)
+    cells = shallow_copy(reference)
     AlphaSTomics.setup_anndata(cells, **setup)
     return AlphaSTomics(cells, **{"random_state": random_state, **arguments})
 
