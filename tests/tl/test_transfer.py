@@ -89,6 +89,15 @@ def test_labels_below_the_smallest_confidence_are_missing(model, query, referenc
     assert not query.obs.columns.str.contains("transferred").any()
 
 
+def test_categories_are_those_of_the_source(model, query, reference):
+    labels = reference.obs["cell_type"].cat.add_categories("absent")
+    reference.obs["cell_type"] = labels.cat.reorder_categories(["absent", *reference.obs["cell_type"].cat.categories])
+    transfer_labels(query, reference, model=model)
+    found = query.obs["cell_type_transferred"]
+    assert found.dtype == reference.obs["cell_type"].dtype
+    assert not found.isin(["absent"]).any()
+
+
 def test_cells_without_a_label_do_not_vote(model, query, reference):
     reference.obs["cell_type"] = reference.obs["cell_type"].astype(object)  # in both, so that the categories are equal
     whole = reference.copy()
@@ -187,6 +196,27 @@ def test_unmeasured_genes_are_left_out(model, query, reference):
     assert "gene_0" not in result.uns["imputed_validation"].index
     with pytest.raises(KeyError, match="does not measure 1 of the 1 genes"):
         impute(query, reference, model=model, layer="counts", genes=[reference.var_names[0]])
+
+
+def test_genes_that_are_not_measured_are_predicted_and_not_compared(model, query, reference):
+    """A gene that is NaN in all cells is not read, and counts as one that the cells lack."""
+    filled, part = query[:, 1:].copy(), reference.copy()
+    for cells, gene in ((query, 0), (reference, GENES + 1)):
+        cells.X = cells.X.toarray()
+        cells.X[:, gene] = np.nan
+    with pytest.warns(UserWarning, match="1 of 50 genes are missing"):
+        impute(query, reference, model=model)
+    with pytest.warns(UserWarning, match="1 of 50 genes are missing"):
+        known, wanted = embeddings(model, part, filled)
+    names = part.var_names[[0, *range(GENES, 60)]].delete(2)
+    assert list(query.obsm["imputed"]) == list(names)
+    kept = part[:, part.var_names != part.var_names[GENES + 1]]
+    scaled = np.expm1(log1p(kept.X, median_size(kept)))[:, kept.var_names.get_indexer(names)]
+    expected = KNeighborsRegressor(50).fit(known, scaled).predict(wanted)
+    np.testing.assert_allclose(query.obsm["imputed"], expected, rtol=1e-4, atol=1e-5)
+    reference.X[:, GENES + 1] = np.inf  # no gene of the model
+    with pytest.warns(UserWarning, match="1 of 50 genes are missing"):
+        transfer_labels(query, reference, model=model)
 
 
 def test_nothing_to_impute(model, query, reference):

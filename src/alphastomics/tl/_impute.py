@@ -111,7 +111,7 @@ def impute(
     check_model(model)
     check_text(key_added, "key_added", "obsm")
     measured = _measured(source, layer)
-    wanted = _genes(adata, measured, [genes] if isinstance(genes, str) else genes)
+    wanted = _genes(adata, measured, [genes] if isinstance(genes, str) else genes, layer)
     held_out = _hold_out(adata, measured, model, layer, validate, random_state)
     expression = _normalized(source, layer)
     index = nearest_cells(adata, source, model, n_neighbors)
@@ -131,11 +131,10 @@ def _measured(adata: AnnData, layer: str | None) -> pd.Index:
     return pd.Index(names)[measured_genes(expression_matrix(adata, layer), names)]
 
 
-def _genes(adata: AnnData, measured: pd.Index, genes: Sequence[str] | None) -> list[str]:
+def _genes(adata: AnnData, measured: pd.Index, genes: Sequence[str] | None, layer: str | None) -> list[str]:
     """Genes to predict, all of which are ``measured`` in the source."""
-    present = pd.Index(check_genes(adata.var_names))
     if genes is None:
-        wanted = list(measured[~measured.isin(present)])
+        wanted = list(measured[~measured.isin(_measured(adata, layer))])
         if not wanted:
             raise ValueError("adata lacks no gene of source; pass genes=… to predict genes that both measure")
         return wanted

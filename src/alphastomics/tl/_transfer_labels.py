@@ -95,7 +95,7 @@ def transfer_labels(
     check_share("min_confidence", min_confidence)
     key = f"{label_key}_transferred" if key_added is None else key_added
     check_text(key, "key_added", "obs")
-    labels = pd.Categorical(source.obs[label_key]).remove_unused_categories()
+    labels = pd.Categorical(source.obs[label_key])
     labeled = np.flatnonzero(labels.codes >= 0)
     if not len(labeled):
         raise ValueError(f'no cell of source has a label in obs["{label_key}"]; pass another label_key=…')
