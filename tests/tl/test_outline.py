@@ -138,8 +138,10 @@ def test_a_constant_third_column_is_kept() -> None:
     assert (raised[:, 1] == 7).all()
 
 
-def test_several_slices_and_three_dimensions_are_refused() -> None:
+def test_no_cells_several_slices_and_three_dimensions_are_refused() -> None:
     x = cells_within(L_SHAPE, 50)
+    with pytest.raises(ValueError, match="adata has no cells"):
+        asx.tl.fit_outline(placed(x, slice_id="a")[:0].copy(), L_SHAPE)
     with pytest.raises(ValueError, match="2 slices"):
         asx.tl.fit_outline(placed(x, slice_id=["a", "b"] * (len(x) // 2)), L_SHAPE)
     with pytest.raises(ValueError, match="two dimensions"):

@@ -79,7 +79,7 @@ def fit_outline(
     KeyError
         If ``obsm`` has no `basis`.
     ValueError
-        If there are several slices, positions are not two-dimensional, or the outline is not a valid polygon.
+        If there are no cells or several slices, positions are not two-dimensional, or the outline is not a valid polygon.
 
     Warns
     -----
@@ -94,6 +94,8 @@ def fit_outline(
     key = basis if key_added is None else key_added
     check_text(key, "key_added", "obsm")
     position = read_coordinates(adata, basis, "basis").copy()
+    if not len(position):
+        raise ValueError("adata has no cells; pass placed cells of one slice")
     finite = position[np.isfinite(position).all(1)]
     column = constant_column(find_bounds(finite)[None]) if len(finite) else None
     axes = [axis for axis in range(position.shape[1]) if axis != column]
