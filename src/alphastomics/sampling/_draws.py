@@ -66,12 +66,12 @@ def store_expression(table: AnnData, values: NDArray[np.float32], schema: Tissue
 
 
 def stack_draws(tables: Sequence[AnnData], slice_key: str | None) -> AnnData:
-    """Concatenate draws, numbered in ``obs["draw"]`` if there are several."""
-    result = tables[0]
-    if len(tables) > 1:
-        for k, table in enumerate(tables):
-            table.obs[_keys.DRAW] = k
-        result = ad.concat(list(tables), join="outer", merge="same", index_unique="-")
+    """Concatenate draws, numbered in ``obs["draw"]``, with categorical slices; a single one is returned as it is."""
+    if len(tables) == 1:
+        return tables[0]
+    for k, table in enumerate(tables):
+        table.obs[_keys.DRAW] = k
+    result = ad.concat(list(tables), join="outer", merge="same", index_unique="-")
     if slice_key is not None and slice_key in result.obs:
         result.obs[slice_key] = result.obs[slice_key].astype("category")
     return result
