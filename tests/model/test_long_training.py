@@ -330,6 +330,9 @@ def test_estimates_follow_the_arguments(small, make_model):
     for wrong in ({"n_cells": 0}, {"batch_size": 0}, {"recompute": "auto"}, {"recompute": 9}):
         with pytest.raises(ValueError, match=r"at least 1|recompute="):
             model.estimate_memory(**wrong)
+    for training in (True, False):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'foo'; leave it out"):
+            model.estimate_memory(100, training=training, plan_kwargs={"foo": 1})
 
 
 # Trains one step on all cells as one context, and prints what the model estimates and what the step takes beyond what is

@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, strategies as st
 
 from alphastomics.diffusion import MaskingConfig
 from alphastomics.nn import Denoiser, DenoiserConfig, count_parameters
 from alphastomics.train.memory import fit as fit_memory
 from alphastomics.train.memory.estimate import MemoryEstimate, estimate_training
-from alphastomics.train.memory.fit import MemoryFitter, recomputed_blocks
+from alphastomics.train.memory.fit import MemoryFitter, fits_in_memory, recomputed_blocks
 
 DEPTH = 6
 CONFIG = DenoiserConfig(n_genes=100, n_dims=2, n_layers=DEPTH)
@@ -113,6 +114,22 @@ def test_a_small_training_does_not_wait_for_an_estimate(monkeypatch: pytest.Monk
     assert small.longest(512) == 512
     with pytest.raises(NameError):
         small.fit(2**20, 1)
+
+
+def test_parameters_are_counted_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Recorded(Denoiser):
+        def __init__(self, config: DenoiserConfig) -> None:
+            super().__init__(config)
+            made.append(self)
+
+    monkeypatch.setattr(fit_memory, "Denoiser", Recorded)
+    monkeypatch.setattr(fit_memory, "usable_memory", lambda *_, **__: 2**40)
+    state = torch.get_rng_state()
+    assert fits_in_memory(CONFIG, 100, mode="expr_to_pos")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert {parameter.device.type for network in made for parameter in network.parameters()} == {"meta"}
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6))

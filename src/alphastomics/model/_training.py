@@ -16,10 +16,11 @@ from alphastomics.config import (
     DEFAULT_CONTEXT_SIZE,
     PLACING_MODES,
     Augmentation,
+    PlanConfig,
     TrainerConfig,
     TrainingConfig,
 )
-from alphastomics.config._setting import split_arguments
+from alphastomics.config._setting import check_names, split_arguments
 from alphastomics.model import _checkpoint
 from alphastomics.model._base import ModelBase
 from alphastomics.nn import Denoiser
@@ -251,10 +252,10 @@ class TrainingMixin(ModelBase):
         n_cells
             Number of cells of a context.
         batch_size
-            Number of cells on the device at once: ``batch_size // n_cells`` contexts, at least one.
+            Number of cells on the device at once in training: ``batch_size // n_cells`` contexts, at least one.
         training
             Whether to estimate a step of :meth:`train`; if not, a call of the network for one context in sampling, without gradients
-            and in 32 bits.
+            and in 32 bits. Of the other arguments, only `n_cells` and `accelerator` apply to sampling.
         precision, accelerator, plan_kwargs
             As in :meth:`train`.
         recompute
@@ -271,6 +272,8 @@ class TrainingMixin(ModelBase):
         ------
         NotImplementedError
             If a shape in the network depends on values.
+        TypeError
+            If `plan_kwargs` has an unknown argument.
         ValueError
             If an argument is invalid.
 
@@ -280,6 +283,7 @@ class TrainingMixin(ModelBase):
         """
         if n_cells < 1 or batch_size < 1:
             raise ValueError(f"n_cells={n_cells} and batch_size={batch_size} must be at least 1 cell")
+        check_names(plan_kwargs or {}, PlanConfig)
         check_group_size(context_parallel_size, context_parallel_size)
         device = device_of(accelerator)
         common: dict[str, Any] = {"n_cells": n_cells, "device": estimated_device(device.type)}

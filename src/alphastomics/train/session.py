@@ -148,7 +148,7 @@ class TrainingSession:
         )
         self.layout: BatchLayout = self._query_device(
             lambda: fit_batch_layout(
-                self.module,
+                self.module.config,
                 source,
                 context_size=size,
                 batch_size=arguments.batch_size,

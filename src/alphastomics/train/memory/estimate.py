@@ -275,15 +275,14 @@ def estimate_inference(
     config: DenoiserConfig,
     *,
     n_cells: int,
-    n_contexts: int = 1,
     device: str | torch.device = "cpu",
 ) -> MemoryEstimate:
-    """Estimate a call of the denoiser in sampling, which is in 32 bits; arguments as in :func:`estimate_training`."""
+    """Estimate a call of the denoiser for one context in sampling, which is in 32 bits; arguments as in :func:`estimate_training`."""
 
     def make_step() -> Step:
         module = Denoiser(config).eval()
         module.apply(_balance_experts)
-        batch = _full_batch(config, n_contexts, n_cells, targets=True)
+        batch = _full_batch(config, 1, n_cells, targets=True)
         inputs = (batch.expression, batch.position, batch.dropout, batch.dropout)  # timesteps have the shape of dropout
         sequence = sequence_of(batch.sequence)
         return Step(module, inputs, lambda: module(*inputs, local_density=batch.local_density, sequence=sequence))

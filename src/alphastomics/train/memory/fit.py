@@ -216,7 +216,7 @@ class MemoryFitter:
 
 
 def fit_batch_layout(
-    module: Denoiser,
+    config: DenoiserConfig,
     source: CellSource,
     *,
     context_size: int | Literal["auto"],
@@ -234,7 +234,7 @@ def fit_batch_layout(
 
     Parameters
     ----------
-    module
+    config
         The network.
     source
         The cells.
@@ -255,7 +255,7 @@ def fit_batch_layout(
     ValueError
         If one context does not fit, or an argument is out of range.
     """
-    fitter = _make_fitter(module, budget, recompute, accelerator, devices, accumulate, arguments)
+    fitter = _make_fitter(config, budget, recompute, accelerator, devices, accumulate, arguments)
     largest = max(len(cells.rows) for cells in source.slices)
     if micro_batch_size is None:
         micro_batch_size = resumed.get("micro_batch_size")
@@ -284,14 +284,12 @@ def fit_batch_layout(
 
 def fits_in_memory(config: DenoiserConfig, n_cells: int, **arguments: Any) -> bool:
     """Whether a training step with one context of ``n_cells`` cells fits into the free memory, if needed with recompute."""
-    with torch.random.fork_rng(devices=[]):
-        module = Denoiser(config)
     arguments = {"precision": resolve_precision("auto", device_of()), **arguments}
-    return _make_fitter(module, None, "auto", "auto", "auto", False, arguments).fits(n_cells)
+    return _make_fitter(config, None, "auto", "auto", "auto", False, arguments).fits(n_cells)
 
 
 def _make_fitter(
-    module: Denoiser,
+    config: DenoiserConfig,
     budget: float | None,
     recompute: Recompute,
     accelerator: str,
@@ -308,9 +306,11 @@ def _make_fitter(
         available = usable_memory(device, limit, n_processes=n_processes)
     except ValueError as error:
         raise ValueError("the system does not report its memory; pass memory_budget=") from error
+    with torch.device("meta"):
+        n_parameters = count_parameters(Denoiser(config)).total
     return MemoryFitter(
-        config=module.config,
-        n_parameters=count_parameters(module).total,
+        config=config,
+        n_parameters=n_parameters,
         budget=available,
         recompute=recompute,
         accumulate=accumulate,
