@@ -141,6 +141,15 @@ def test_the_number_of_steps_is_bounded_by_the_query_and_by_the_training(model, 
     assert model.trainings_[-1]["adaptations"][0]["n_steps"] == ROUNDS * max(1, round(min(by_query, by_training)))
 
 
+def test_the_number_of_steps_is_bounded_by_all_trainings(model, query):
+    model.trainings_ = 2 * model.trainings_
+    n_training = 2 * model.trainings_[-1]["n_steps"]
+    model.adapt(query)
+    expected = ROUNDS * round(SHARE * n_training / ROUNDS)
+    assert expected < ROUNDS * PASSES * query.n_obs / 512
+    assert model.trainings_[-1]["adaptations"][0]["n_steps"] == expected
+
+
 def placed_at(source, x):
     (cells,) = source.slices
     return placed_cells(source, [cells._replace(rows=cells.rows[::-1], position=x)]).slices[0]

@@ -57,6 +57,22 @@ def test_networks_are_averaged_by_their_steps_of_placement(small, make_model, be
     assert all(weights[name].equal(weight) for name, weight in kept.items())
 
 
+def test_steps_of_all_trainings_and_adaptations_are_weighed(small, make_model):
+    model = make_model(small)
+    n_first = train(model, max_epochs=4)
+    model.adapt(small)
+    n_adapted = model.trainings_[0]["adaptations"][0]["n_steps"]
+    n_steps = n_first + n_adapted + train(model, max_epochs=1)
+    assert model.fitted_.second.share == N_STEPS / (N_STEPS + n_steps)
+
+
+def test_steps_of_a_resumed_training_are_weighed_once(small, make_model, tmp_path):
+    model, path = make_model(small), tmp_path / "last.ckpt"
+    train(model, max_epochs=2, checkpoint=path)
+    assert train(model, max_epochs=4, checkpoint=path, resume="last") == 4
+    assert model.fitted_.second.share == N_STEPS / (N_STEPS + 4)
+
+
 ACCUMULATED = {
     "context_size": 50,
     "batch_size": 50,

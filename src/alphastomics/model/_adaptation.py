@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from alphastomics.config import Augmentation, PlanConfig, SamplingConfig
 from alphastomics.data import AnnDataSource
-from alphastomics.model._base import ModelBase
+from alphastomics.model._base import ModelBase, count_steps
 from alphastomics.sampling import FittedStatistics
 from alphastomics.sampling._confidence import compare_query, fit_confidence_cells
 from alphastomics.sampling._draws import check_mode
@@ -32,7 +32,7 @@ class AdaptationMixin(ModelBase):
 
         The model predicts the positions of the query, and is trained further on the reference and on the query at these positions;
         this is repeated once. The second network is trained further as well, if there is one. The number of steps is at
-        most 30 % of that of the training, and less for a small query. The query may come from another specimen or another instrument.
+        most 30 % of that of all trainings, and less for a small query. The query may come from another specimen or another instrument.
         Its positions are not read, except for known ones with ``inpaint``. :func:`alphastomics.tl.reconstruct` adapts the models that it
         trains to a query that differs from the reference. After an error or an interruption, the model is as before.
 
@@ -74,7 +74,7 @@ class AdaptationMixin(ModelBase):
                 diffusion=self.diffusion,
                 plan=PlanConfig(**training["plan"]),
                 augmentation=Augmentation(**training["arguments"]["augmentation"]),
-                n_steps=int(training["n_steps"]),
+                n_steps=count_steps(self.trainings_),
                 seed=self._arguments["random_state"],
             )
             if second is not None and fitted.second is not None:

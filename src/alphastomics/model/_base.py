@@ -22,7 +22,7 @@ from alphastomics.train.datamodule import training_slices
 from alphastomics.train.timesteps import PLACED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from anndata import AnnData
     from numpy.typing import NDArray
@@ -102,7 +102,10 @@ class ModelBase(BaseModelClass):
         """The second network, for counts, log-normalized and binary values; with others it does not improve the placement."""
         if not self.schema.is_detected:
             return None
-        n_placed = PLACED[self.mode] * self.trainings_[-1]["n_steps"]
+        # A training that was resumed counts its steps from the beginning.
+        trainings = self.trainings_[-1:] if self.trainer.ckpt_path else self.trainings_
+        adaptations = [each for training in trainings for each in training.get("adaptations", [])]
+        n_placed = PLACED[self.mode] * count_steps([*trainings, *adaptations])
         return SecondNetwork(weights=weights_of(second.module), share=second.n_steps / (second.n_steps + n_placed))
 
     @property
@@ -163,6 +166,11 @@ class ModelBase(BaseModelClass):
             "versions": versions(),
         }
         return ModelState(weights=self.module.state_dict(), config=config, fitted=fitted or self.fitted_)
+
+
+def count_steps(records: Iterable[Mapping[str, Any]]) -> int:
+    """Number of steps of all trainings or adaptations with these records."""
+    return sum(int(record["n_steps"]) for record in records)
 
 
 def _check_rows(indices: Sequence[int] | NDArray[np.int64], n_cells: int) -> NDArray[np.int64]:
