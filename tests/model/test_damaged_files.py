@@ -149,7 +149,7 @@ def test_failed_save_keeps_the_existing_model(trained, folder, monkeypatch):
     [
         "marginals.true",
         "dependence.share",
-        *(f"reference_cells.{part}" for part in ("position", "slice", "expression")),
+        *(f"reference_cells.{part}" for part in ("position", "slice", "expression", "sequence")),
     ],
 )
 def test_fitted_values_of_another_tissue_raise(everything, tmp_path, name):

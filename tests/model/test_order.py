@@ -11,6 +11,7 @@ import torch
 from alphastomics.model import AlphaSTomics
 from alphastomics.model._base import ModelBase
 from alphastomics.nn import geometry
+from alphastomics.sampling import _joint
 from alphastomics.train.objective import Objective
 
 if TYPE_CHECKING:
@@ -164,8 +165,28 @@ def test_expression_sampling_reads_the_order(ordered, train_ordered):
     turned.obs["order"] *= -1
     other = model.sample(turned, mode="pos_to_expr", n_steps=2)
     assert np.abs(result.X.toarray() - other.X.toarray()).max() > 1e-3
-    drawn = model.sample(n_cells=50, mode="joint", n_steps=2)
-    assert np.isfinite(drawn.obsm["spatial"]).all()
+
+
+def test_cells_of_a_new_slice_have_the_order_of_the_reference(ordered, train_ordered, monkeypatch):
+    seen, real = [], _joint.ExpressionSampler
+    monkeypatch.setattr(
+        _joint, "ExpressionSampler", lambda *args, **kwargs: seen.append(kwargs["sequence"]) or real(*args, **kwargs)
+    )
+    model = train_ordered(ordered, mode="joint", **READING["both"])
+    drawn = model.sample(n_cells=100, mode="joint", n_steps=2)
+    found = drawn.obs["order"].to_numpy()
+    of_slices = [np.sort(order - order.min()) for _, order in ordered.obs.groupby("slice_id", observed=True)["order"]]
+    assert any(np.array_equal(found, order) for order in of_slices)
+    np.testing.assert_array_equal(seen[0], found)
+
+
+def test_the_encoder_does_not_require_the_order(ordered, train_ordered):
+    model = train_ordered(ordered, **READING["both"])
+    expected = model.get_latent_representation(ordered, layer="encoder")
+    del ordered.obs["order"]
+    np.testing.assert_array_equal(model.get_latent_representation(ordered, layer="encoder"), expected)
+    with pytest.raises(KeyError, match=r'obs\["order"\]'):
+        model.get_latent_representation(ordered)
 
 
 @pytest.mark.parametrize("values", [["a", "b"], [np.nan, 1.0], [np.inf, 1.0]])

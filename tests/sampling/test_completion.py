@@ -89,7 +89,7 @@ def reference_cells(expression: np.ndarray) -> ReferenceCells:
     n = len(expression)
     return ReferenceCells(
         position=np.zeros((n, 2), np.float32), slice=np.zeros(n, np.float32), feature=np.zeros((n, 0), np.float32),
-        cell_feature=np.zeros((n, 0), np.float32), expression=expression,
+        cell_feature=np.zeros((n, 0), np.float32), expression=expression, sequence=np.zeros(n, np.float32),
     )  # fmt: skip
 
 

@@ -48,6 +48,7 @@ def reference_cells(feature: torch.Tensor, position: np.ndarray) -> ReferenceCel
         position=position,
         slice=np.zeros(n, np.float32),
         expression=np.random.default_rng(9).random((n, N_GENES), dtype=np.float32),
+        sequence=np.zeros(n, np.float32),
     )
 
 

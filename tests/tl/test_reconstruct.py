@@ -536,6 +536,16 @@ def test_invalid_query_raises(query, reference, no_training):
         reconstruct(query[:0].copy(), reference, **QUICK)
 
 
+def test_a_confidence_that_a_small_reference_does_not_give_raises(query, reference, no_training):
+    raises_unchanged(ValueError, "min_confidence=0.1", query, reference[:40].copy(), min_confidence=0.1, **QUICK)
+
+
+def test_a_query_without_the_order_that_the_network_reads_raises(query, reference, no_training):
+    reference.obs["order"] = np.arange(reference.n_obs)
+    ordered = {"sequence_key": "order", "attention": "neighbor", "sparse_pairs": "sequence"}
+    raises_unchanged(KeyError, "order", query, reference, **QUICK, **ordered)
+
+
 def test_missing_genes_give_one_warning(query, reference):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT, FORMAT_VERSION = "alphastomics-checkpoint", 4
+FORMAT, FORMAT_VERSION = "alphastomics-checkpoint", 5
 
 
 def describe(state: ModelState, layout: BatchLayout) -> dict[str, Any]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-FORMAT, FORMAT_VERSION = "alphastomics-model", 5
+FORMAT, FORMAT_VERSION = "alphastomics-model", 6
 WEIGHTS, CONFIG, DATA = "model.safetensors", "config.json", "adata.h5ad"
 FLOATING = ("F64", "F32", "F16", "BF16")  # types of safetensors
 PICKLED = (".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth")  # suffixes of pickled models

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 from alphastomics import _keys
@@ -13,6 +14,8 @@ from alphastomics.config import SamplingConfig
 from alphastomics.config._setting import split_arguments
 from alphastomics.data import AnnDataSource
 from alphastomics.model._base import ModelBase
+from alphastomics.sampling._cells import cell_order
+from alphastomics.sampling._confidence import check_min_confidence, fit_confidence_cells
 from alphastomics.sampling._draws import check_mode
 from alphastomics.sampling._expression_draws import read_slices, sample_expression
 from alphastomics.sampling._joint import sample_tissue
@@ -21,7 +24,6 @@ from alphastomics.sampling._position_draws import add_positions, sample_position
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from anndata import AnnData
     from numpy.typing import NDArray
 
@@ -138,7 +140,8 @@ class SamplingMixin(ModelBase):
             ``n_cells`` cells for each draw, named ``cell_0`` and so on; ``X``, ``var`` and ``obs["library_size"]`` as above, at
             the median library size of the reference; positions in ``obsm[position_key]``, of shape (n_cells, n_dims), in the
             frame of the first reference slice or in the shared frame; ``obs[slice_key]``, or ``obs["slice_id"]`` if the
-            reference has no slices: ``"sample_0"`` for the first draw, and so on.
+            reference has no slices: ``"sample_0"`` for the first draw, and so on. ``obs[sequence_key]``, if the network reads an
+            order of the cells: that of the reference cells, from 0.
 
         Raises
         ------
@@ -205,7 +208,10 @@ class SamplingMixin(ModelBase):
         check_mode(config.mode, self.mode)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # sample() warns
-            AnnDataSource(self._read_query(query), self.schema, positions=config.inpaint)
+            source = AnnDataSource(self._read_query(query), self.schema, positions=config.inpaint)
+        cell_order(self.module, source, np.arange(source.n_cells))
+        if config.min_confidence:
+            check_min_confidence(config.min_confidence, fit_confidence_cells(self._training_source()))
 
     def _reference_genes(self) -> pd.DataFrame:
         """``var`` of the reference, or only its gene names for a model without data."""

@@ -131,6 +131,14 @@ def fit_confidence_cells(source: CellSource) -> ConfidenceCells | None:
     )
 
 
+def check_min_confidence(min_confidence: float, cells: ConfidenceCells | None) -> None:
+    """Raise ``ValueError`` for a smallest confidence above 0 if the reference gives none."""
+    if min_confidence and cells is None:
+        raise ValueError(
+            f"min_confidence={min_confidence} requires a confidence, which a reference of few cells does not give; leave it out"
+        )
+
+
 def measure_confidence(cells: ConfidenceCells, source: CellSource, rows: NDArray[np.int64]) -> NDArray[np.float64]:
     """Confidence c (N,) of the cells ``rows`` of one slice of a query, in an order that depends on their expression alone.
 

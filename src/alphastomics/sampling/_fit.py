@@ -84,7 +84,8 @@ def fit_reference_cells(sampler: Sampler, source: CellSource, slices: Sequence[S
     for number, cells in enumerate(chosen):
         index = evenly_spaced_indices(len(cells.rows), n_cells)
         rows, empty = cells.rows[index], np.empty((len(index), 0), dtype=np.float32)
-        placed = PositionSampler(sampler, encode_cells(sampler.module, source, rows, max_context=n_cells))
+        encoded = encode_cells(sampler.module, source, rows, max_context=n_cells)
+        placed, sequence = PositionSampler(sampler, encoded), encoded.sequence
         parts.append(
             (
                 reference_positions(sampler, cells, index, placed.mean),
@@ -92,9 +93,10 @@ def fit_reference_cells(sampler: Sampler, source: CellSource, slices: Sequence[S
                 placed.feature.cpu().numpy() if places else empty,
                 placed.cell_feature.cpu().numpy() if places else empty,
                 read_expression(source, rows),
+                np.zeros(len(index), dtype=np.float32) if sequence is None else sequence.cpu().numpy(),
             )
         )
-    position, numbers, feature, cell_feature, expression = (np.concatenate(part) for part in zip(*parts, strict=True))
+    names = ("position", "slice", "feature", "cell_feature", "expression", "sequence")
     return ReferenceCells(
-        position=position, slice=numbers, feature=feature, cell_feature=cell_feature, expression=expression
+        **{name: np.concatenate(part) for name, part in zip(names, zip(*parts, strict=True), strict=True)}
     )

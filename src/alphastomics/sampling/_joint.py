@@ -57,18 +57,18 @@ def sample_tissue(sampler: Sampler, var: pd.DataFrame, config: SamplingConfig) -
     assert n_cells is not None  # required for this mode
     logger.info("Sampling %d slices of %d cells in %d steps on %s.", n_samples, n_cells, config.n_steps, sampler.device)
     tables, names, slice_key = [], [f"cell_{i}" for i in range(n_cells)], schema.slice_key or _keys.SLICE
-    sequence = torch.arange(n_cells).to(sampler.device, torch.float32) if sampler.module.config.reads_sequence else None
+    ordered = sampler.module.config.reads_sequence
     with progress_bar(n_samples * config.n_steps, "Sampling tissue") as bar:
         for k in range(n_samples):
             rng = np.random.default_rng([config.random_state, BOOTSTRAP, k])
-            rows, position = draw_cells(reference, n_cells, rng, in_order=sequence is not None)
+            rows, position = draw_cells(reference, n_cells, rng, in_order=ordered)
             position = remove_overlaps(position, nearest, rng)
             expression = ExpressionSampler(
                 sampler,
                 torch.from_numpy(position).to(sampler.device, torch.float32),
                 max_context=config.max_context,
                 local_density=torch.from_numpy(local_density(position)).to(sampler.device),
-                sequence=sequence,
+                sequence=torch.from_numpy(reference.sequence[rows]).to(sampler.device) if ordered else None,
             ).sample(
                 config,
                 draw_generator(config.random_state, k),
@@ -78,6 +78,8 @@ def sample_tissue(sampler: Sampler, var: pd.DataFrame, config: SamplingConfig) -
             obs = pd.DataFrame({slice_key: f"sample_{k}"}, index=names)
             table = ad.AnnData(obs=obs, var=var, shape=(n_cells, schema.n_genes))
             table.obsm[schema.position_key] = insert_column(sampler.to_user(position.astype(np.float32)), schema)
+            if ordered:
+                table.obs[schema.sequence_key] = reference.sequence[rows]
             store_expression(table, sampler.decode_draw(expression.cpu().numpy()), schema)
             if schema.library_size is not None:
                 table.obs[_keys.LIBRARY_SIZE] = np.full(n_cells, schema.library_size)
@@ -88,10 +90,10 @@ def sample_tissue(sampler: Sampler, var: pd.DataFrame, config: SamplingConfig) -
 def draw_cells(
     reference: ReferenceCells, n_cells: int, rng: np.random.Generator, *, in_order: bool = False
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Indices (N,) of stored cells of a random slice, ``in_order`` ascending, and positions (N, D) near them."""
+    """Indices (N,) of stored cells of a random slice, ``in_order`` by their sequence, and positions (N, D) near them."""
     stored = np.flatnonzero(reference.slice == rng.choice(np.unique(reference.slice)))
     rows = rng.choice(stored, n_cells, replace=n_cells > len(stored))
-    rows = np.sort(rows) if in_order else rows
+    rows = rows[np.lexsort((rows, reference.sequence[rows]))] if in_order else rows
     position = reference.position.astype(np.float64)
     noise = spacing(position[stored]) * rng.standard_normal((n_cells, position.shape[1]))
     return rows, position[rows] + noise

@@ -18,7 +18,7 @@ import torch
 
 from alphastomics.data import local_density
 from alphastomics.sampling._canonical import canonical_positions
-from alphastomics.sampling._cells import content_order, encode_cells
+from alphastomics.sampling._cells import content_order, embed_cells, encode_cells
 from alphastomics.sampling._draws import progress_bar
 
 if TYPE_CHECKING:
@@ -43,6 +43,10 @@ def latent_representation(
     bar = progress_bar(source.n_cells, "Embedding", unit="cell")
     for cells in source.slices:
         rows, position = _ordered(source, cells)
+        if layer == "encoder" and position is None:
+            result[rows] = embed_cells(module, source, rows)[0].cpu().numpy()
+            bar.update(len(rows))
+            continue
         encoded, _, contexts, order = encode_cells(module, source, rows, max_context=max_context)
         x = None
         if position is not None:

@@ -32,7 +32,7 @@ from alphastomics.sampling._composition import (
     composition_weights,
     relative_frequency,
 )
-from alphastomics.sampling._confidence import check_values, measure_confidence
+from alphastomics.sampling._confidence import check_min_confidence, check_values, measure_confidence
 from alphastomics.sampling._draws import align_draws, progress_bar, stack_draws
 from alphastomics.sampling._gene_shift import gene_shift
 from alphastomics.sampling._placed import (
@@ -66,11 +66,7 @@ def sample_positions(sampler: Sampler, query: AnnData, config: SamplingConfig, *
     """
     source = AnnDataSource(query, sampler.schema, positions=config.inpaint)
     source.log_kind()
-    if config.min_confidence and sampler.fitted.confidence_cells is None:
-        raise ValueError(
-            f"min_confidence={config.min_confidence} requires a confidence, which a reference of few cells does not give; "
-            "leave it out"
-        )
+    check_min_confidence(config.min_confidence, sampler.fitted.confidence_cells)
     if sampler.fitted.confidence_cells is not None:
         check_values(sampler.fitted.confidence_cells, source)
     n_cells, n_samples = source.n_cells, config.n_samples

@@ -37,6 +37,8 @@ class ReferenceCells:
         Neighborhood embedding (M, K) of each cell alone, unit vectors.
     expression
         Expression (M, G) in network units.
+    sequence
+        Index (M,) of the cells in their order, from 0 in each slice; 0 for all cells if the network reads none.
     """
 
     position: NDArray[np.float32]
@@ -44,6 +46,7 @@ class ReferenceCells:
     feature: NDArray[np.float32]
     cell_feature: NDArray[np.float32]
     expression: NDArray[np.float32]
+    sequence: NDArray[np.float32]
 
     def is_valid(self, n_genes: int, n_dims: int) -> bool:
         """Whether the shapes match the numbers of genes and dimensions."""
@@ -56,6 +59,7 @@ class ReferenceCells:
             and len(self.feature) == n
             and self.cell_feature.shape == self.feature.shape
             and self.expression.shape == (n, n_genes)
+            and self.sequence.shape == (n,)
         )
 
     @property
