@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import anndata as ad
 import numpy as np
 import pytest
 import torch
@@ -52,10 +53,11 @@ def test_expression_of_the_query_is_never_read(everything, places, poison):
     assert values(write(everything, places)).tobytes() == expected
 
 
-def test_permuted_rows_permute_the_expression(everything, places):
+@pytest.mark.parametrize("batch_size", [None, 120])
+def test_permuted_rows_permute_the_expression(everything, places, batch_size):
     order = np.random.default_rng(0).permutation(places.n_obs)
-    expected = values(write(everything, places))[order]
-    np.testing.assert_array_equal(values(write(everything, places[order].copy())), expected)
+    expected = values(write(everything, places, batch_size=batch_size))[order]
+    np.testing.assert_array_equal(values(write(everything, places[order].copy(), batch_size=batch_size)), expected)
 
 
 def test_slices_do_not_see_each_other(everything, reference, places):
@@ -149,10 +151,33 @@ def test_known_genes_are_kept_and_the_others_sampled(everything, places):
     )
 
 
+def test_missing_values_of_genes_that_the_model_lacks_do_not_matter(everything, places):
+    x = places.X.toarray().astype(np.float32)
+    x[::2] = np.nan
+    places.X = x
+    other = places[:, :1].copy()
+    other.var_names, other.X = ["other"], np.full((places.n_obs, 1), np.nan, dtype=np.float32)
+    more = ad.concat([other, places], axis=1, merge="first")
+    expected = values(write(everything, places, inpaint=True))
+    np.testing.assert_array_equal(values(write(everything, more, inpaint=True)), expected)
+
+
 def test_large_slices_are_split(everything, places):
     result = write(everything, places, batch_size=120)
     assert np.isfinite(values(result)).all()
     assert not np.array_equal(values(result), values(write(everything, places)))
+
+
+def test_contexts_of_a_large_slice_are_random_subsets(everything):
+    position, sampler = torch.linspace(-1, 1, 1000)[:, None].repeat(1, 2), everything._make_sampler()
+    contexts = ExpressionSampler(sampler, position, max_context=200).contexts
+    assert torch.cat(contexts).unique().equal(torch.arange(1000))
+    for cells in contexts:
+        assert len(cells) <= 200
+        assert (cells.diff() > 0).all()
+        assert position[cells].mean().abs() < 0.2
+    (whole,) = ExpressionSampler(sampler, position, max_context=1000).contexts
+    assert whole.equal(torch.arange(1000))
 
 
 # -- both ----------------------------------------------------------------------------------------------------------------

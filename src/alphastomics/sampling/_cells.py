@@ -145,3 +145,9 @@ def split_contexts(n_cells: int, max_context: int, device: torch.device) -> Cont
     anchors, rest = every[:n_anchors], every[n_anchors:]
     n_blocks = -(-len(rest) // (max_context - n_anchors))
     return [(torch.cat([anchors, block]), n_anchors) for block in rest.tensor_split(n_blocks)]
+
+
+def random_contexts(n_cells: int, max_context: int, device: torch.device) -> list[Tensor]:
+    """Contexts of :func:`split_contexts` for cells in random order, as indices of the cells, ascending."""
+    order = torch.randperm(n_cells, generator=torch.Generator().manual_seed(0)).to(device)
+    return [order[index].sort().values for index, _ in split_contexts(n_cells, max_context, device)]

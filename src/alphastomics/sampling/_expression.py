@@ -1,6 +1,6 @@
 r"""Sampling of expression, given positions.
 
-The cells of a slice are one context, up to ``max_context``; a larger slice is split into contexts that share anchors, and
+The cells of a slice are one context, up to ``max_context``; a larger slice is split at random into contexts that share anchors, and
 the estimates of an anchor are averaged over contexts at every step, as in :mod:`alphastomics.sampling._position`.
 
 Observed values, of whole cells or of some genes, are clean inputs of the network at every step, marked as observed. They also
@@ -22,7 +22,7 @@ import torch
 from alphastomics.diffusion import make_step, run_sampler
 from alphastomics.nn import nearest_neighbors
 from alphastomics.sampling._calibration import N_NEIGHBORS, Neighborhood
-from alphastomics.sampling._cells import split_contexts
+from alphastomics.sampling._cells import random_contexts
 from alphastomics.sampling._completion import krige
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class ExpressionSampler:
         self.position = position[None]
         self.local_density = None if local_density is None else local_density[None]
         self.sequence = None if sequence is None else sequence[None]
-        self.contexts = split_contexts(len(position), max_context, position.device)
+        self.contexts = random_contexts(len(position), max_context, position.device)
         self.observed = None if observed is None else observed.isfinite()[None]
         self.value = None if observed is None else observed.nan_to_num()[None]
         self.error = position.new_zeros(0)
@@ -99,7 +99,7 @@ class ExpressionSampler:
         """Estimate of the network (1, N, G), averaged over contexts."""
         t_pos = torch.zeros_like(t)
         total, count = torch.zeros_like(z), z.new_zeros(1, z.shape[1], 1)
-        for cells, _ in self.contexts:
+        for cells in self.contexts:
             local_density = None if self.local_density is None else self.local_density[:, cells]
             sequence = None if self.sequence is None else self.sequence[:, cells]
             z_cells, x = z[:, cells], self.position[:, cells]

@@ -146,7 +146,8 @@ def read_slices(sampler: Sampler, query: AnnData, *, inpaint: bool) -> Read:
         network = None if observed is None else torch.from_numpy(observed.network[rows]).to(sampler.device)
         index, encoded = np.flatnonzero(complete[rows]), None
         if len(index) >= MIN_FRAME_CELLS and not sampler.shared_frame:
-            part = AnnDataSource(query[rows[index]].copy(), schema, positions=False)
+            known_genes = query.var_names.isin(schema.genes)
+            part = AnnDataSource(query[rows[index], known_genes].copy(), schema, positions=False)
             within = content_order(part, np.arange(len(index)))
             encoded = index[within], encode_cells(module, part, within, max_context=len(index))
         slices.append(
