@@ -11,7 +11,14 @@ from hypothesis import given, strategies as st
 
 from alphastomics.data import AnnDataSource
 from alphastomics.sampling import _fit_perturbation
-from alphastomics.sampling._fit_perturbation import DEFAULT, SHARES, _Agreement, _fit_share, fit_perturbation
+from alphastomics.sampling._fit_perturbation import (
+    DEFAULT_SHARE,
+    OFFSET,
+    SHARES,
+    _Agreement,
+    _fit_share,
+    fit_perturbation,
+)
 from alphastomics.sampling._perturbation import Perturbation
 
 
@@ -63,5 +70,6 @@ def test_agreement_is_that_of_draws_relative_to_the_truth(trained, monkeypatch):
 def test_too_few_cells_give_the_default(trained):
     source = AnnDataSource(trained.adata, trained.schema, positions=True)
     few = source.slices[0]._replace(rows=source.slices[0].rows[:5], position=source.slices[0].position[:5])
-    assert fit_perturbation(trained._make_sampler(), source, [few]) == DEFAULT
-    assert fit_perturbation(trained._make_sampler(), source, []) == DEFAULT
+    default = Perturbation(share=DEFAULT_SHARE, offset=OFFSET)  # of counts
+    assert fit_perturbation(trained._make_sampler(), source, [few]) == default
+    assert fit_perturbation(trained._make_sampler(), source, []) == default

@@ -184,10 +184,13 @@ def test_unsuitable_models_raise(tissue, models):
     untrained = AlphaSTomics(models["moe"].adata, d_model=16, n_layers=1, n_heads=2)
     with pytest.raises(RuntimeError, match="not trained"):
         attention_sinks(untrained, tissue)
-    other = AlphaSTomics(models["moe"].adata, mode="pos_to_expr", d_model=16, n_layers=1, n_heads=2)
-    other.is_trained_ = True
-    with pytest.raises(ValueError, match="mode='pos_to_expr'"):
-        attention_sinks(other, tissue)
+
+
+def test_models_of_expression_have_attention(tissue, models):
+    model = AlphaSTomics(models["moe"].adata, mode="pos_to_expr", d_model=16, n_layers=1, n_heads=2)
+    model.is_trained_ = True
+    attention_sinks(model, tissue)
+    assert tissue.obsm["attention_sinks"].notna().all(axis=None)
 
 
 @pytest.mark.parametrize(

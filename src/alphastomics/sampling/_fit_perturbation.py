@@ -38,17 +38,17 @@ N_CELLS = 1024  # that are placed, of one slice
 N_DRAWS = 3
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 OFFSET = 0.6  # of the genes, for counts, log-normalized and binary values
-DEFAULT = Perturbation(share=0.5, offset=0.0)
+DEFAULT_SHARE = 0.5  # if there are too few cells or genes
 FLOOR = 0.01  # of a score, below which it is chance
 
 
 def fit_perturbation(sampler: Sampler, source: CellSource, held_out: Sequence[SliceCells]) -> Perturbation:
     """Fit the share of genes; ``held_out`` are cells of ``source`` that the network has not seen."""
+    offset = OFFSET if source.schema.is_detected else 0.0
     parts = [cells for cells in held_out if len(cells.rows) >= FEWEST_CELLS and cells.position is not None]
     if not parts or source.measured.sum() < 2:
-        return DEFAULT
+        return Perturbation(share=DEFAULT_SHARE, offset=offset)
     agreement = _Agreement(sampler, source, parts[len(parts) // 2])
-    offset = OFFSET if source.schema.is_detected else 0.0
     return Perturbation(share=_fit_share(agreement, offset), offset=offset)
 
 

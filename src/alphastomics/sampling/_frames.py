@@ -8,7 +8,7 @@ with the model's conditional mean :math:`\hat x` of the first reference slice an
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,13 +41,9 @@ class ReferenceFrame:
         """Positions (N, D) of the canonical frame in user units."""
         return (x.astype(np.float64) @ np.asarray(self.rotation)) * schema.scale + np.asarray(self.centroid)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ReferenceFrame:
-        """Rebuild from :meth:`to_dict`.
+        """Rebuild from plain values.
 
         Raises
         ------

@@ -86,11 +86,7 @@ class ExpertValues(NamedTuple):
 
 
 def query_source(sampler: Sampler, adata: AnnData) -> AnnDataSource:
-    """The cells as input of the network; raises if it never received cells without positions."""
-    if sampler.mode == "pos_to_expr":
-        raise ValueError(
-            "this model was trained with mode='pos_to_expr', which requires positions; train a model with another mode"
-        )
+    """The cells without their positions, as input of the network."""
     return AnnDataSource(adata, sampler.schema, positions=False)
 
 

@@ -51,7 +51,7 @@ def attention_gates(
     RuntimeError
         If the model is not trained.
     ValueError
-        If the attention has no gates, or the mode of the model is ``"pos_to_expr"``.
+        If the attention has no gates.
 
     Examples
     --------
@@ -105,8 +105,6 @@ def attention_sinks(
     ------
     RuntimeError
         If the model is not trained.
-    ValueError
-        If the mode of the model is ``"pos_to_expr"``.
 
     Examples
     --------
@@ -178,7 +176,7 @@ def attention_maps(
     RuntimeError
         If the model is not trained.
     ValueError
-        If no cell is selected, or one twice, the layer or head does not exist, or the mode of the model is ``"pos_to_expr"``.
+        If no cell is selected, or one twice, or the layer or head does not exist.
 
     Examples
     --------
@@ -243,7 +241,7 @@ def expert_usage(
     RuntimeError
         If the model is not trained.
     ValueError
-        If the model has no experts, or its mode is ``"pos_to_expr"``.
+        If the model has no experts.
 
     Examples
     --------
