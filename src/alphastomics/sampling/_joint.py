@@ -75,7 +75,7 @@ def sample_tissue(sampler: Sampler, var: pd.DataFrame, config: SamplingConfig) -
                 start=Start(torch.from_numpy(reference.expression[rows])[None].to(sampler.device), START_TIME),
                 on_step=lambda: bar.update(),
             )
-            obs = pd.DataFrame({slice_key: f"sample_{k}"}, index=names)
+            obs = pd.DataFrame({slice_key: pd.Categorical([f"sample_{k}"] * n_cells)}, index=names)
             table = ad.AnnData(obs=obs, var=var, shape=(n_cells, schema.n_genes))
             table.obsm[schema.position_key] = insert_column(sampler.to_user(position.astype(np.float32)), schema)
             if ordered:
