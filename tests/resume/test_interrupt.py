@@ -286,6 +286,14 @@ def test_out_of_memory_errors_suggest_smaller_arguments(model, train, path, step
     assert train(**arguments).trainer.global_step == 8
 
 
+def test_the_estimate_of_an_error_includes_accumulated_gradients(train, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(session, "estimate_training", lambda *_, **arguments: seen.update(arguments))
+    with pytest.raises(MemoryError):
+        train(callbacks=[At(1, no_memory)], accumulate_grad_batches=2, **FOUR)
+    assert seen["accumulate"]
+
+
 def test_other_errors_are_not_reported_as_out_of_memory(train):
     def fail():
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")

@@ -46,8 +46,9 @@ class NetworkConfig:
     pair_features
         ``factorized``: low-rank features of pairs of cells, for geometric and neighbor attention. By default none.
     rank
-        Rank of the pair features, at most 32. ``auto``: the largest rank whose factors take at most 64 MiB per context. The
-        weights do not depend on the rank.
+        Rank of the pair features, at most 32. ``auto``: the largest rank whose factors take at most 64 MiB per context, but at
+        least 8 and at most 16 in two dimensions, one more in three, and 16 more if the cells have an order. The weights do not
+        depend on the rank.
     pair_attention
         Attention between pair features. ``axial`` and ``cross`` take time quadratic in the number of cells, ``triangle`` cubic.
         By default none.

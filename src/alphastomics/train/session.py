@@ -337,6 +337,7 @@ class TrainingSession:
     def _estimate(self) -> MemoryEstimate | None:
         """Memory of a step; None if it cannot be estimated."""
         n_cells, micro_batch_size = self.layout.context_size, self.layout.micro_batch_size
+        n_batches = self.datamodule.batches_per_step * (self.passed_kwargs.get("accumulate_grad_batches") or 1)
         try:
             return estimate_training(
                 self.module.config,
@@ -344,6 +345,7 @@ class TrainingSession:
                 n_contexts=max(1, micro_batch_size // n_cells),
                 n_recomputed=self.layout.n_recomputed,
                 group_size=self.arguments.context_parallel_size,
+                accumulate=n_batches > 1,
                 precision=self.precision,
                 device=estimated_device(self.device.type),
                 **self.plan_arguments,
