@@ -143,7 +143,6 @@ def test_linear_attention_has_neither_gate_nor_norms():
     [
         ({"attention": "sparse"}, "attention='sparse'"),
         ({"attention": "linear", "gate_type": "elementwise"}, "gate_type='elementwise'"),
-        ({"attention": "linear", "use_qk_norm": False}, "use_qk_norm=False"),
         ({"attention": "linear", "d_model": 30}, "d_model=30.*n_heads=4"),
     ],
 )

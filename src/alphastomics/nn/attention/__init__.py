@@ -66,7 +66,7 @@ def make_attention(config: DenoiserConfig, *, angle: float = 0.0) -> nn.Module:
     Raises
     ------
     ValueError
-        If ``gate_type`` or ``use_qk_norm`` is changed for linear attention, which has neither.
+        If ``gate_type`` is chosen for linear attention, which has no gate. Its queries and keys are not normed either.
     """
     sizes = (config.d_model, config.n_heads)
     gates: dict[str, Any] = {"gate_type": config.gate_type, "use_qk_norm": config.use_qk_norm}
@@ -75,8 +75,6 @@ def make_attention(config: DenoiserConfig, *, angle: float = 0.0) -> nn.Module:
         case "linear":
             if config.gate_type not in ("headwise", "none"):  # the default is permitted
                 raise ValueError(f"gate_type={config.gate_type!r} has no effect on attention='linear'; leave it out")
-            if not config.use_qk_norm:
-                raise ValueError("use_qk_norm=False has no effect on attention='linear'; leave it out")
             return LinearAttention(*sizes)
         case "full":
             return SoftmaxAttention(*sizes, **gates)
