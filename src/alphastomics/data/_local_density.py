@@ -46,7 +46,7 @@ def local_density(
     n_neighbors = min(RANKS[-1], int(among.sum()) - 1)
     if n_neighbors < 1 or not len(rows):
         return np.zeros((len(rows), len(RANKS)), dtype=np.float32)
-    tree = KDTree(position[among], balanced_tree=False, compact_nodes=False)  # half the time for few queries
+    tree = KDTree(position[among], balanced_tree=False, compact_nodes=False)  # made faster, for few queries
     near = tree.query(position[rows], n_neighbors + 1)[0]
     rank = np.minimum(RANKS, n_neighbors) - np.where(among[rows], 0, 1)[:, None]  # a cell is not its own neighbor
     distance = np.take_along_axis(near, rank, axis=1)

@@ -53,10 +53,8 @@ class DenoiserConfig(NetworkConfig):
         check(self)
         if self.n_dims not in (2, 3):
             raise ValueError(f"n_dims={self.n_dims} must be 2 or 3")
-        for name in ("n_heads", "bottleneck"):
-            divisor = getattr(self, name)
-            if divisor is not None and self.d_model % divisor:
-                raise ValueError(f"d_model={self.d_model} is not a multiple of {name}={divisor}; pass another {name}=")
+        if self.bottleneck is not None and self.d_model % self.bottleneck:
+            raise ValueError(f"bottleneck={self.bottleneck} does not divide d_model={self.d_model}; pass another one")
         if self.pair_features is not None:
             self._check_pair_features()
         if self.sparse_pairs != "coordinate" and not self.sequence:

@@ -24,13 +24,8 @@ if TYPE_CHECKING:
     from alphastomics.nn import Denoiser
 
 
-SET_BY_TRAINING = {
-    "ema",
-    "history",
-    "max_seconds",
-    "used_seconds",
-    "kwargs",
-}  # arguments of the trainer that are not the user's
+# Arguments of the trainer that are not the user's.
+SET_BY_TRAINING = {"ema", "history", "max_seconds", "used_seconds", "kwargs"}
 
 
 @dataclass(frozen=True, kw_only=True)

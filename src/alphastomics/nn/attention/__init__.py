@@ -66,7 +66,7 @@ def make_attention(config: DenoiserConfig, *, angle: float = 0.0) -> nn.Module:
     Raises
     ------
     ValueError
-        If ``gate_type`` is chosen for linear attention, which has no gate. Its queries and keys are not normed either.
+        If ``gate_type`` is chosen for linear attention, which has no gate.
     """
     sizes = (config.d_model, config.n_heads)
     gates: dict[str, Any] = {"gate_type": config.gate_type, "use_qk_norm": config.use_qk_norm}

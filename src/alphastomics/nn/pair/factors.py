@@ -26,8 +26,6 @@ from torch import Tensor
 N_FREQUENCIES = 8  # M, number of frequencies of differences in an order
 BYTES = 4  # of a number in single precision
 EPSILON = 1e-6  # added to mean squares under a root
-
-
 RIDGE = 1000  # machine epsilons: above the rounding errors that a nearly singular matrix would amplify
 
 
