@@ -67,6 +67,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         action="store_true",
         help="also place the changed queries by models of a reference with the same change",
     )
+    parser.add_argument("--layers", type=int, help="blocks of the network of AlphaSTomics; the default if not given")
     parser.add_argument("--output", type=Path, default=RESULTS / "unseen.json")
     parser.add_argument("--model-dir", type=Path, help="folder in which trained models are saved and reused")
     parser.add_argument(
@@ -159,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 if variants := [method for method in OURS if method in options.methods]:
                     name = group[0].name.partition(", ")[2]
                     path = _models.model_path(options.model_dir, tissue, name, mode=_models.MODE, seed=seed)
-                    run_variants(results, group, variants, seed, path)
+                    run_variants(results, group, variants, seed, path, options.layers)
     methods = [*options.methods, *(name for name in peers.METHODS if name not in options.methods)]
     summary = summaries([*results.entries, *published.entries], methods, options.seeds)
     written = published if set(options.methods) <= set(peers.PEERS) else results

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from benchmarks.baselines import BASELINES, PARAMETERS
 
+from alphastomics.config import NetworkConfig
 from benchmarks import _data, _models, _report, _runner, denoiser_speed, memory, unseen
 
 ROOT = Path(__file__).parents[2]
@@ -105,8 +106,8 @@ def test_summary_is_mean_over_folds_then_over_seeds():
 def test_variants_are_of_one_model(fold, tmp_path, monkeypatch):
     trained = []
 
-    def obtain(fold, *, seed, minutes, path):
-        trained.append(seed)
+    def obtain(fold, *, seed, minutes, path, n_layers):
+        trained.append((seed, n_layers))
         return len(trained), 1.0
 
     monkeypatch.setattr(_models, "obtain_model", obtain)
@@ -117,7 +118,12 @@ def test_variants_are_of_one_model(fold, tmp_path, monkeypatch):
     for _ in range(2):
         _runner.run_variants(results, [fold], ["alphastomics", "not_adapted"], 0, None)
     assert {e["method"]: e["model"] for e in results.entries} == {"alphastomics": "2", "not_adapted": "2"}
-    assert trained == [0, 0]
+    _runner.run_variants(results, [fold], ["alphastomics"], 0, None, n_layers=2)
+    assert {e["method"]: e["parameters"].get("n_layers") for e in results.entries} == {
+        "not_adapted": None,
+        "alphastomics": 2,
+    }
+    assert trained == [(0, None), (0, None), (0, 2)]
 
 
 @pytest.mark.slow
@@ -125,6 +131,8 @@ def test_alphastomics_is_trained_saved_and_found_again(fold, tmp_path):
     path = tmp_path / "seqfish" / "held_seed0"
     model, seconds = _models.obtain_model(fold, seed=0, minutes=0.02, path=path)
     again, recorded = _models.obtain_model(fold, seed=0, minutes=0.02, path=path)
+    other, _ = _models.obtain_model(fold, seed=0, minutes=0.02, path=tmp_path / "other", n_layers=1)
+    assert (len(model.module.blocks), len(other.module.blocks)) == (NetworkConfig.n_layers, 1)
     assert (_models.fingerprint(again), recorded) == (_models.fingerprint(model), seconds)
     for method in unseen.OURS:
         placed = _models.place(again, fold.query, method, seed=0)

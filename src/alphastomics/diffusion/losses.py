@@ -47,7 +47,6 @@ def mean_squared_error(
     predicted: Tensor,
     true: Tensor,
     mask: Tensor,
-    weight: Tensor | None = None,
     features: Tensor | None = None,
     entries: Tensor | None = None,
 ) -> Tensor:
@@ -62,8 +61,7 @@ def mean_squared_error(
     if entries is not None:
         share = share * entries.to(error.dtype)
     count = share.expand_as(error).sum((1, 2))
-    loss = (error * share).sum((1, 2)) / torch.where(count > 0, count, 1.0)
-    return loss if weight is None else loss * weight
+    return (error * share).sum((1, 2)) / torch.where(count > 0, count, 1.0)
 
 
 def aligned_error(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:

@@ -155,23 +155,25 @@ class Objective(ForwardProcess):
 
     def _expression_losses(self, output: Tensor, x_0_pos: Tensor, noised: Noised, batch: Batch) -> dict[str, Tensor]:
         """Diffusion loss where expression is noisy, completion loss where it is clean, and loss of masked entries."""
-        losses = {}
+        losses: dict[str, Tensor] = {}
         mask, masked, t = batch.mask, noised.masks.expression, noised.t_expr
-        x_0 = clean_value(self.diffusion, output, noised.z_expr, t, masked)
         if self.mode != "expr_to_pos":
-            weight = self.diffusion.loss_weight(t, maximum=self.config.max_loss_weight)
-            assert noised.observed is not None
-            sampled = ~noised.observed if masked is None else ~(noised.observed | masked)
-            genes = noised.measured * self.module.gene_weight.square()
-            error = mean_squared_error(x_0, noised.x_expr, mask, weight, features=genes, entries=sampled)
-            losses["expression"] = torch.where(t > 0, error, 0.0)
             # Clean inputs are thinned and lack genes; the completion loss compares with the full expression of the cell.
-            one, every = torch.ones_like(t), batch.present * self.module.gene_weight.square()
-            whole = clean_value(self.diffusion, output, noised.z_expr, one, None)
-            unmasked = None if masked is None else ~masked
-            error = mean_squared_error(whole, batch.target, mask, features=every, entries=unmasked)
-            losses["completion"] = torch.where(t > 0, 0.0, error)
+            clean = t <= 0
+            genes = torch.where(clean[:, None], batch.present, noised.measured) * self.module.gene_weight.square()
+            assert noised.observed is not None
+            predicted = clean[:, None, None] | ~noised.observed
+            if masked is not None:
+                predicted = predicted & ~masked
+            x_0 = self.diffusion.x0(output, noised.z_expr, torch.where(clean, 1.0, t))
+            error = mean_squared_error(x_0, batch.target, mask, features=genes, entries=predicted)
+            weight = self.diffusion.loss_weight(t, maximum=self.config.max_loss_weight)
+            losses |= {
+                "expression": torch.where(clean, 0.0, error * weight),
+                "completion": torch.where(clean, error, 0.0),
+            }
         if masked is not None:
+            x_0 = clean_value(self.diffusion, output, noised.z_expr, t, masked)
             # Clean inputs are thinned by this gain; noisy expression is not.
             gain = torch.where(t > 0, 1.0, (1 - batch.dropout).sqrt())[:, None, None]
             losses["masked"] = mean_squared_error(x_0, noised.x_expr * gain, mask, entries=masked)
