@@ -145,7 +145,7 @@ def test_masked_entries_are_not_marked_as_observed(make_plan, make_batch):
         plan = make_plan(mode="pos_to_expr", masking=masking, shared_frame=True, deformation=0.0, spacing=0.0)
         plan.objective.module = answer = FixedPrediction(plan.module, batch.target, batch.position)
         plan.objective.losses(batch)
-        observed.append(answer.observed)
+        observed.append(answer.observed.bool())
     masks = answer.masked[0]
     assert bool((observed[0] & masks).any())
     assert torch.equal(observed[1], observed[0] & ~masks)

@@ -226,7 +226,7 @@ def test_validation_has_noise_of_its_own(make_plan, make_batch, monkeypatch):
     monkeypatch.setattr(plan, "log_dict", lambda *_, **__: None)
     counts = SimpleNamespace(n_trained=lambda _: 3, n_validated=lambda _: 3)
     trainer = {"world_size": 1, "accumulate_grad_batches": 1, "num_training_batches": 1, "datamodule": counts}
-    plan._trainer = SimpleNamespace(global_step=0, current_epoch=0, **trainer)
+    plan._trainer = SimpleNamespace(global_step=0, current_epoch=0, strategy=None, **trainer)
     plan.training_step(batch, 0)
     plan.validation_step(batch, 0)
     assert purposes == [0, 1]
@@ -237,6 +237,7 @@ def test_expression_to_be_sampled_is_as_it_was_measured(make_plan, make_batch):
     plan, batch = make_plan(mode="pos_to_expr", modality_dropout=1.0, deformation=0.0), make_batch(n_epochs=12)
     t_expr, t_pos, _, drawn, *_ = plan.objective.draw(batch, 0)
     asked, (observed, value) = t_expr == 1, plan.objective.observed_values(batch, batch.target, drawn)
+    observed = observed.bool()
     assert 0 < int(observed[asked].any(2).any(1).sum()) < int(asked.sum())
     position = plan.objective.canonical(batch, plan.objective.centered(batch, t_pos))
     given = torch.where(observed, value, 0.0)
@@ -269,6 +270,7 @@ def test_observed_genes_match_the_input_panel(make_plan, source):
     batch = collate([dataset[i] for i in range(len(dataset))])
     plan = make_plan(mode="pos_to_expr", modality_dropout=1.0)
     observed, value = plan.objective.observed_values(batch, batch.target, plan.objective.draw(batch, 0).observed)
+    observed = observed.bool()
     whole = observed.all(-1)
     assert bool(whole.any())
     assert torch.equal(value[whole], batch.target[whole])

@@ -26,7 +26,7 @@ from alphastomics.train import STRATEGIES, resolve_strategy
 from alphastomics.train.distributed import strategies
 from alphastomics.train.distributed.launch import LaunchedDDPStrategy, run_in_subprocess
 from alphastomics.train.distributed.processes import write_on_rank_zero
-from alphastomics.train.distributed.sharding import touch_all_params
+from alphastomics.train.distributed.sharding import fill_gradients, touch_all_params
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -190,6 +190,15 @@ def test_unused_parameters_get_a_gradient():
     assert used.grad.tolist() == [2, 2, 2]
     assert idle.grad.tolist() == [[0, 0], [0, 0]]
     assert x.grad == 3
+
+
+def test_a_single_process_fills_in_the_same_gradients_after_the_backward_pass():
+    used, idle, frozen = torch.ones(3, requires_grad=True), torch.ones(2, 2, requires_grad=True), torch.ones(2)
+    (2 * used.sum()).backward()
+    fill_gradients([used, idle, frozen])
+    assert used.grad.tolist() == [2, 2, 2]
+    assert idle.grad.tolist() == [[0, 0], [0, 0]]
+    assert frozen.grad is None
 
 
 def test_a_function_in_another_process_returns_or_raises():

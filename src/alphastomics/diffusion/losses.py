@@ -141,10 +141,10 @@ def by_positions(predicted: Tensor, width: float) -> Neighborhood:
     """
 
     def similarity(rows: Tensor, cells: Tensor) -> Tensor:
-        squared = (rows**2).sum(-1, keepdim=True) + (cells**2).sum(-1)[:, None, :] - 2 * rows @ cells.transpose(1, 2)
-        return -torch.log1p(squared.clamp_min(0) / width**2)
+        norms = (rows**2).sum(-1, keepdim=True) + (cells**2).sum(-1)[:, None, :]
+        return -torch.baddbmm(norms, rows, cells.mT, alpha=-2).clamp_min(0).log1p()
 
-    return Neighborhood(predicted.float(), similarity, width)
+    return Neighborhood(predicted.float() / width, similarity, width)
 
 
 def neighborhood_errors(
@@ -193,14 +193,15 @@ def neighborhood_errors(
 def _neighborhood_block(neighborhoods: Sequence[Neighborhood], true: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
     """Sums (L, B) of the cross-entropies of some ``rows``."""
     excluded = (torch.arange(true.shape[1], device=true.device) == rows[:, None]) | ~mask[:, None, :]
-    floor = torch.finfo(torch.float32).min / 4  # p is 0 there, and 0 times it is 0
+    # p and q are 0 at the floor, and 0 times it is 0
+    floor = torch.zeros_like(excluded, dtype=torch.float32).masked_fill_(excluded, torch.finfo(torch.float32).min / 4)
     compared = mask.index_select(1, rows) & (mask.sum(1, keepdim=True) > 1)
     squared = pairwise_distances(true.index_select(1, rows), true).square_()
     share: dict[float, Tensor] = {}
     sums = []
     for value, similarity, width in neighborhoods:
         if width not in share:
-            share[width] = (squared / (-2 * width**2)).masked_fill_(excluded, floor).softmax(-1)
-        log_q = similarity(value.index_select(1, rows), value).masked_fill(excluded, floor).log_softmax(-1)
+            share[width] = (squared / (-2 * width**2)).add_(floor).softmax(-1)
+        log_q = (similarity(value.index_select(1, rows), value) + floor).log_softmax(-1)
         sums.append(-((share[width] * log_q).sum(-1) * compared).sum(1))
     return torch.stack(sums)

@@ -153,10 +153,12 @@ class Denoiser(nn.Module):
         absent = (t_expr >= 1)[:, None, None]
         if observed is None:
             return torch.where(absent, self.expression_missing, self._embed(expression))
-        expression = expression.masked_fill(absent & ~observed, 0.0)
-        mark = observed.to(expression.dtype) @ self.expression_observed / self.config.n_genes**0.5
+        observed = observed.to(expression.dtype)
+        expression = expression.masked_fill(absent * (1 - observed) > 0, 0.0)
+        mark = observed @ self.expression_observed / self.config.n_genes**0.5
         embedding = self._embed(expression) + mark
-        return torch.where(absent & ~observed.any(dim=-1, keepdim=True), self.expression_missing, embedding)
+        nothing = observed.sum(dim=-1, keepdim=True) == 0
+        return torch.where(absent & nothing, self.expression_missing, embedding)
 
     def _embed(self, expression: Tensor) -> Tensor:
         scores = functional.pad(expression @ self.components, (0, self.config.d_model - self.components.shape[1]))
@@ -286,7 +288,7 @@ class Denoiser(nn.Module):
         mask
             Real cells (B, N); None if all are.
         observed
-            Entries of expression (B, N, G) that are clean at any timestep; None if there are none.
+            Entries of expression (B, N, G) that are clean at any timestep, true or 1; None if there are none.
         predict
             Which heads to run.
         masked

@@ -57,7 +57,7 @@ class Noised(NamedTuple):
     measured
         Genes (B, G) that the input has.
     observed
-        Observed entries (B, N, G) of expression; None if expression is not sampled.
+        Observed entries (B, N, G) of expression, 1 or 0; None if expression is not sampled.
     masks
         Masked entries.
     """
@@ -157,15 +157,17 @@ class ForwardProcess:
         return torch.where((t_pos < 1)[:, None, None], about_slice, center(batch.position, batch.mask))
 
     def observed_values(self, batch: Batch, x_expr: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
-        """Mask (B, N, G) of the ``observed`` entries of expression that are measured, and their values.
+        """Which of the ``observed`` entries of expression are measured, 1 or 0, and their values, both (B, N, G).
 
         Completely observed cells keep their values. Partly observed cells are thinned and lack genes like any augmented input,
         because the network could recognize a cell by its exact values and memorize it.
         """
-        whole = observed.all(dim=-1, keepdim=True)
+        observed = observed.to(x_expr.dtype)  # operations on Booleans take many times as long on a CPU
+        whole = (observed.sum(-1, keepdim=True) == observed.shape[-1]).to(x_expr.dtype)
         thinned = batch.expression * (1 - batch.dropout).sqrt()[:, None, None]
-        observed = observed & batch.present[:, None] & (whole | batch.measured[:, None])
-        return observed, torch.where(whole, x_expr, thinned)
+        present = batch.present.to(x_expr.dtype)[:, None]
+        measured = torch.lerp(present * batch.measured[:, None], present, whole)
+        return observed * measured, torch.lerp(thinned, x_expr, whole)
 
     def cell_types(self, cell_type: Tensor) -> Tensor | None:
         """The cell types (B, N); None if the network does not use them."""
@@ -197,7 +199,7 @@ class ForwardProcess:
             measured = measured | (sampled & batch.present)
             observed, values = self.observed_values(batch, x_expr, draws.observed)
             z_expr = self.diffusion.noise(x_expr, t_expr, draws.noise) * measured.unsqueeze(1)
-            z_expr = torch.where(observed, values, z_expr)
+            z_expr = torch.lerp(z_expr, values, observed)
         else:
             z_expr = x_expr * measured.unsqueeze(1)
         masks = Masks()
@@ -205,7 +207,7 @@ class ForwardProcess:
             share = self.masking.share(step)
             masks = draw_masks(self.masking, batch, x_expr, x_pos, measured, draws, share=share)
         if observed is not None and masks.expression is not None:
-            observed = observed & ~masks.expression  # a masked entry is not observed
+            observed = observed * ~masks.expression  # a masked entry is not observed
         return Noised(x_expr, x_pos, z_expr, t_expr, t_pos, measured, observed, masks)
 
     def moved_positions(self, batch: Batch, draws: Draws) -> Tensor:

@@ -162,9 +162,9 @@ class Objective(ForwardProcess):
             clean = t <= 0
             genes = torch.where(clean[:, None], batch.present, noised.measured) * self.module.gene_weight.square()
             assert noised.observed is not None
-            predicted = clean[:, None, None] | ~noised.observed
+            predicted = torch.where(clean, 0.0, -1.0)[:, None, None] * noised.observed + 1
             if masked is not None:
-                predicted = predicted & ~masked
+                predicted = predicted * ~masked
             x_0 = self.diffusion.x0(output, noised.z_expr, torch.where(clean, 1.0, t))
             error = mean_squared_error(x_0, batch.target, mask, features=genes, entries=predicted)
             weight = self.diffusion.loss_weight(t, maximum=self.config.max_loss_weight)

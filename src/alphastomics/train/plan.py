@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from alphastomics.config import ModelConfig, PlanConfig
 from alphastomics.nn.diagnostics import LayerInputs, watch_layers
@@ -21,7 +22,13 @@ from alphastomics.train.distributed.processes import (
     sum_over_processes,
     weighted_mean_over_processes,
 )
-from alphastomics.train.distributed.sharding import copy_full_params, full_weights, shard, touch_all_params
+from alphastomics.train.distributed.sharding import (
+    copy_full_params,
+    fill_gradients,
+    full_weights,
+    shard,
+    touch_all_params,
+)
 from alphastomics.train.draws import VALIDATION
 from alphastomics.train.finite import FiniteCheck
 from alphastomics.train.memory.recompute import recompute
@@ -205,8 +212,13 @@ class TrainingPlan(pl.LightningModule):
         mean = loss * (per_batch / here) if here else loss
         values = self._means("train", mean, losses, batch, here, layers)
         self.log("loss", mean.detach(), prog_bar=True)
-        total = touch_all_params(loss, self.module.parameters())
+        total = loss if self._is_single_device else touch_all_params(loss, self.module.parameters())
         return {"loss": total, "values": values, "n_contexts": round(here * self.n_groups)}
+
+    def on_after_backward(self) -> None:
+        """Give weights that the batch does not use a gradient of 0; several processes have it from the backward pass."""
+        if self._is_single_device:
+            fill_gradients(self.module.parameters())
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Store the expert load for the balance loss of the next step."""
@@ -239,6 +251,10 @@ class TrainingPlan(pl.LightningModule):
             torch.nn.utils.clip_grad_norm_(weights, gradient_clip_val)
         elif gradient_clip_val:
             torch.nn.utils.clip_grads_with_norm_(weights, gradient_clip_val, norm)
+
+    @property
+    def _is_single_device(self) -> bool:
+        return isinstance(self.trainer.strategy, SingleDeviceStrategy)
 
     @property
     def _has_scaler(self) -> bool:

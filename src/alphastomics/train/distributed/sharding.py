@@ -46,6 +46,13 @@ def touch_all_params(x: Tensor, parameters: Iterable[Tensor]) -> Tensor:
     return found
 
 
+def fill_gradients(parameters: Iterable[Tensor]) -> None:
+    """Give parameters without a gradient one of 0, after the backward pass of a single process."""
+    for parameter in parameters:
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+
+
 def shard(module: Denoiser, mesh: DeviceMesh) -> Denoiser:
     """A copy whose parameters are sharded over a one-dimensional mesh; layers that share weights are in the last unit."""
     copy = deepcopy(module)
