@@ -9,6 +9,8 @@ which they were published or chosen elsewhere.
 ``--ceilings`` also trains models of references that are changed like the query, which shows what the change itself costs; ``shares``
 compares the scores of changed queries with these. ``not_adapted`` is the placement by a model that is not adapted to the query.
 
+``--layers`` changes the number of blocks of the network, with an ``--output`` of its own.
+
 ``ratios`` compares AlphaSTomics with the best baseline of a fold, for three scores that are better when larger, means over seeds;
 ``ranks`` has the mean rank of every method over tissues and scores, 1 is best, without changed queries. A default of the package is
 chosen by its mean rank. Run as ``python -m benchmarks.unseen --model-dir DIR``, or with other ``--methods``, ``--tissues`` and

