@@ -28,15 +28,14 @@ READ_OUT: dict[str, dict[str, Any]] = {"placement": {}, "mean": {"n_samples": 2,
 """Arguments of ``model.sample``: the placement and the conditional mean."""
 
 
-def training_parameters(minutes: float | None, *, mode: str = MODE, n_layers: int | None = None) -> dict[str, Any]:
+def training_parameters(minutes: float | None, *, mode: str = MODE, **network: Any) -> dict[str, Any]:
     """Settings that determine a trained model besides data and seed; the device determines the steps per minute.
 
-    Without ``minutes``, the package chooses the length of the training, and without ``n_layers`` the network.
+    Without ``minutes``, the package chooses the length of the training. ``network`` are arguments of the model, if they are not the default.
     """
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    network = {} if n_layers is None else {"n_layers": n_layers}
     return {"mode": mode, "minutes": minutes, "device": device, **network}
 
 
@@ -46,22 +45,21 @@ def model_path(folder: Path | None, tissue: str, fold: str, *, mode: str, seed: 
 
 
 def obtain_model(
-    fold: Fold, *, seed: int, minutes: float | None, path: Path | None, n_layers: int | None = None
+    fold: Fold, *, seed: int, minutes: float | None, path: Path | None, **network: Any
 ) -> tuple[AlphaSTomics, float]:
     """A model of the fold's reference and the seconds its training took, loaded from ``path`` if it was saved there.
 
     A saved model counts only if it was trained with the same parameters. A new one is saved when ``path`` is given.
     """
-    return train_or_load(fold.reference, seed=seed, minutes=minutes, mode=MODE, path=path, n_layers=n_layers)
+    return train_or_load(fold.reference, seed=seed, minutes=minutes, mode=MODE, path=path, **network)
 
 
 def train_or_load(
-    reference: AnnData, *, seed: int, minutes: float | None, mode: str, path: Path | None, n_layers: int | None = None
+    reference: AnnData, *, seed: int, minutes: float | None, mode: str, path: Path | None, **network: Any
 ) -> tuple[AlphaSTomics, float]:
     """As :func:`obtain_model`, for a reference and a mode."""
     import alphastomics as asx
 
-    network = {} if n_layers is None else {"n_layers": n_layers}
     parameters = training_parameters(minutes, mode=mode, **network) | {"seed": seed, "n_cells": reference.n_obs}
     record = None if path is None else path.with_name(f"{path.name}.json")
     if path is not None and record is not None and record.is_file():

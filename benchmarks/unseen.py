@@ -148,6 +148,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run unfinished methods and print the tables."""
     options = parse(argv)
     folder = find_data(options.data_dir)
+    network = {} if options.layers is None else {"n_layers": options.layers}
     results = Results(options.output, {"benchmark": "unseen"})
     published = Results(options.output.with_stem(f"{options.output.stem}_peers"), {"benchmark": "unseen"})
     for seed in options.seeds:
@@ -162,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 if variants := [method for method in OURS if method in options.methods]:
                     name = group[0].name.partition(", ")[2]
                     path = _models.model_path(options.model_dir, tissue, name, mode=_models.MODE, seed=seed)
-                    run_variants(results, group, variants, seed, path, options.layers)
+                    run_variants(results, group, variants, seed, path, **network)
     methods = [*options.methods, *(name for name in peers.METHODS if name not in options.methods)]
     summary = summaries([*results.entries, *published.entries], methods, options.seeds)
     written = published if set(options.methods) <= set(peers.PEERS) else results

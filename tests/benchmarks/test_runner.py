@@ -106,8 +106,8 @@ def test_summary_is_mean_over_folds_then_over_seeds():
 def test_variants_are_of_one_model(fold, tmp_path, monkeypatch):
     trained = []
 
-    def obtain(fold, *, seed, minutes, path, n_layers):
-        trained.append((seed, n_layers))
+    def obtain(fold, *, seed, minutes, path, **network):
+        trained.append((seed, network))
         return len(trained), 1.0
 
     monkeypatch.setattr(_models, "obtain_model", obtain)
@@ -123,7 +123,7 @@ def test_variants_are_of_one_model(fold, tmp_path, monkeypatch):
         "not_adapted": None,
         "alphastomics": 2,
     }
-    assert trained == [(0, None), (0, None), (0, 2)]
+    assert trained == [(0, {}), (0, {}), (0, {"n_layers": 2})]
 
 
 @pytest.mark.slow

@@ -196,8 +196,10 @@ def test_every_parameter_learns_and_padding_changes_nothing(row):
     assert silent == set()
     with torch.no_grad():
         denoiser.eval()
-        # Trained weights amplify rounding, which depends on the processor.
-        torch.testing.assert_close(run(denoiser, row, padded=5), run(denoiser, row), atol=1e-4, rtol=1e-3)
+        # Triangle attention at a rank above the number of cells amplifies rounding, which depends on the processor.
+        factor = 10 if row.get("pair_attention") == "triangle" else 1
+        padded, alone = run(denoiser, row, padded=5), run(denoiser, row)
+        torch.testing.assert_close(padded, alone, atol=factor * 1e-5, rtol=factor * 1e-4)
 
 
 @each_row
