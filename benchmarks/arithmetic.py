@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from alphastomics.config import NetworkConfig
 from benchmarks._report import machine, versions, write_json
 from benchmarks._runner import RESULTS
 from benchmarks.long_context_page import GIB, rows
@@ -47,9 +48,9 @@ class Size:
         d, L, h, G and D.
     """
 
-    width: int = 128
-    layers: int = 4
-    heads: int = 4
+    width: int = NetworkConfig.d_model
+    layers: int = NetworkConfig.n_layers
+    heads: int = NetworkConfig.n_heads
     genes: int = 500
     dims: int = 2
 

@@ -9,7 +9,7 @@ which they were published or chosen elsewhere.
 ``--ceilings`` also trains models of references that are changed like the query, which shows what the change itself costs; ``shares``
 compares the scores of changed queries with these. ``not_adapted`` is the placement by a model that is not adapted to the query.
 
-``--layers`` changes the number of blocks of the network, with an ``--output`` of its own.
+``--network`` changes the network, with an ``--output`` of its own.
 
 ``ratios`` compares AlphaSTomics with the best baseline of a fold, for three scores that are better when larger, means over seeds;
 ``ranks`` has the mean rank of every method over tissues and scores, 1 is best, without changed queries. A default of the package is
@@ -23,6 +23,7 @@ kept beside the others, in ``unseen_peers.json``, and count as baselines of the 
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -69,7 +70,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         action="store_true",
         help="also place the changed queries by models of a reference with the same change",
     )
-    parser.add_argument("--layers", type=int, help="blocks of the network of AlphaSTomics; the default if not given")
+    parser.add_argument(
+        "--network",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="settings of the network of AlphaSTomics, such as d_model=64",
+    )
     parser.add_argument("--output", type=Path, default=RESULTS / "unseen.json")
     parser.add_argument("--model-dir", type=Path, help="folder in which trained models are saved and reused")
     parser.add_argument(
@@ -148,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run unfinished methods and print the tables."""
     options = parse(argv)
     folder = find_data(options.data_dir)
-    network = {} if options.layers is None else {"n_layers": options.layers}
+    network = {name: json.loads(value) for name, _, value in (each.partition("=") for each in options.network)}
     results = Results(options.output, {"benchmark": "unseen"})
     published = Results(options.output.with_stem(f"{options.output.stem}_peers"), {"benchmark": "unseen"})
     for seed in options.seeds:

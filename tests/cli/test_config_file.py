@@ -12,7 +12,7 @@ from cyclopts import CycloptsError
 
 from alphastomics.cli._options import FitOptions, SetupOptions
 from alphastomics.cli._run import RunOptions, SourceOptions
-from alphastomics.config import Config, PlanConfig
+from alphastomics.config import Config, NetworkConfig, PlanConfig
 from alphastomics.main import app, main
 
 FILE = """
@@ -180,7 +180,11 @@ def test_the_configuration_is_printed_without_data(tmp_path, monkeypatch, capsys
     assert text.startswith("# null: ")
     Path("won.yaml").write_text(text)
     won = Config.read("won.yaml")
-    assert (won.model.d_model, won.model.attention, won.model.use_gated_attention) == (128, "full", True)
+    assert (won.model.d_model, won.model.attention, won.model.use_gated_attention) == (
+        NetworkConfig.d_model,
+        "full",
+        True,
+    )
     assert (won.training.learning_rate, won.training.gradient_clip_val) == (PlanConfig.lr, 1.0)
     assert (won.masking.expression_mask_ratio, won.masking.position_mask_ratio) == (0.3, 0.33)
     assert (won.data.loading.buffer_size, won.data.processed_data_dir) == (2**20, Path("nowhere"))
