@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from benchmarks import _models, peers, speed, time_to_accuracy, unseen
+from benchmarks import _models, peers, speed, unseen
 from benchmarks._report import markdown, mean_sd, summarize
 from benchmarks._runner import RESULTS
 from benchmarks.compare import printed
@@ -54,7 +54,6 @@ CHANGES = {
 }
 TIMED = {
     speed.OURS: "**AlphaSTomics**, `tl.reconstruct`",
-    time_to_accuracy.PLACING: 'the same, `mode="expr_to_pos"`',
     speed.EARLIER: f"`tl.reconstruct`, commit {speed.COMMIT}",
     "contrastive": METHODS["contrastive"],
     "distance_mlp": METHODS["distance_mlp"],

@@ -1,8 +1,7 @@
 """Scores of placements after ½ to 15 minutes, by this version and by the commit of :mod:`benchmarks.speed`, and of two baselines.
 
 ``tl.reconstruct`` with default settings and ``max_time``, in a process of its own with two threads; ``seconds`` are those of the whole process.
-With the same time, all run one after the other, this version also with a model that only places cells (``mode="expr_to_pos"``). The
-baselines have no limit of time.
+All run one after the other. The baselines have no limit of time.
 ``reached`` is the shortest time after which both thresholds of ``THRESHOLDS`` are exceeded, means over seeds; None: not within the times that were run.
 Run as ``python -m benchmarks.time_to_accuracy`` on a machine on which nothing else runs; finished runs are kept.
 """
@@ -37,19 +36,16 @@ BASELINES = ("contrastive", "distance_mlp")
 MINUTES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 THRESHOLDS = {"distance_spearman": 0.72, "knn_20": 0.145}  # of seqFISH
 THREADS = "2"
-PLACING = "alphastomics, expr_to_pos"
-RUNS = {OURS: (OURS, "any"), PLACING: (OURS, "expr_to_pos"), EARLIER: (EARLIER, "any")}
-"""Name -> version and mode of the model; ``"any"`` is the default of both versions."""
 
 
-def place(fold: Fold, source: Path, mode: str, seed: int, minutes: float) -> np.ndarray[Any, np.dtype[np.float64]]:
+def place(fold: Fold, source: Path, seed: int, minutes: float) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Positions of the query by the package in a source folder, in the order of ``fold.truth``."""
     with tempfile.TemporaryDirectory() as name:
         reference, query, output = (Path(name) / part for part in ("reference.h5ad", "query.h5ad", "positions.npy"))
         fold.reference.write_h5ad(reference)
         fold.query.write_h5ad(query)
         script = ROOT / "benchmarks" / "_timed_reconstruct.py"
-        command = [sys.executable, "-W", "ignore", script, reference, query, seed, 60 * minutes, mode, output]
+        command = [sys.executable, "-W", "ignore", script, reference, query, seed, 60 * minutes, output]
         environment = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": THREADS}
         subprocess.run(list(map(str, command)), env=environment, stderr=subprocess.DEVNULL, check=True)
         return fold.in_source_order(np.load(output))
@@ -57,7 +53,7 @@ def place(fold: Fold, source: Path, mode: str, seed: int, minutes: float) -> np.
 
 def reached(entries: Sequence[Mapping[str, Any]], tissue: str = "seqfish") -> dict[str, float | None]:
     """Method -> minutes after which all thresholds are exceeded, means over folds and seeds."""
-    runs: dict[str, dict[float, list[Mapping[str, float]]]] = {method: {} for method in RUNS}
+    runs: dict[str, dict[float, list[Mapping[str, float]]]] = {method: {} for method in (OURS, EARLIER)}
     for entry in entries:
         if entry["method"] in runs and entry["fold"].startswith(f"{tissue}, "):
             runs[entry["method"]].setdefault(entry["parameters"]["minutes"], []).append(entry["scores"])
@@ -112,11 +108,11 @@ def _run(
     for method in BASELINES:
         run_plain(results, replace(fold, name=f"{tissue}, {fold.name}"), method, seed)
     for limit in minutes:
-        for method, (version, mode) in RUNS.items():
+        for method, source in sources.items():
             named, parameters = replace(fold, name=f"{tissue}, {fold.name}, {limit:g} min"), {"minutes": limit}
             if results.find(parameters, method=method, fold=named.name, seed=seed) is None:
                 start = time.perf_counter()
-                positions = place(fold, sources[version], mode, seed, limit)
+                positions = place(fold, source, seed, limit)
                 seconds = round(time.perf_counter() - start, 1)
                 store(results, named, method, seed, parameters, positions, seconds)
 
