@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 RESULT = RESULTS / "arithmetic.json"
-FREQUENCIES, RANKS, LATENT = 48, 9, 64  # of the network, for any width
+FREQUENCIES, RANKS, LATENT, CHANNELS = 48, 9, 64, 32  # of the network, for any width; the last of a head, at most
 MEMORY = ("weights, GiB", "gradients", "moments, average", "activations", "total", "activations, KiB per cell")
 BATCH, CONTEXT, CANONICAL = (
     1024,
@@ -55,10 +55,15 @@ class Size:
     dims: int = 2
 
     @property
+    def attention(self) -> int:
+        """Channels a of all heads."""
+        return self.heads * min(self.width // self.heads, CHANNELS)
+
+    @property
     def n_parameters(self) -> int:
         """Number of weights."""
-        d, g, n_dims, h = self.width, self.genes, self.dims, self.heads
-        block = 18 * d**2 + (15 + h) * d + 2 * d // h
+        d, g, n_dims, h, a = self.width, self.genes, self.dims, self.heads, self.attention
+        block = 12 * d**2 + 4 * d * a + (11 + h) * d + 3 * a + 2 * a // h
         encoder = 2 * d * g + 4 * d**2 + (12 + 2 * LATENT) * d + LATENT  # of the cells alone
         return encoder + 4 * d * g + g + 8 * d**2 + (311 + 2 * n_dims) * d + 64 + n_dims + self.layers * block
 
@@ -67,16 +72,16 @@ class Size:
 
         Positions are an input: the embedding of cells alone, of which other contexts have a loss, is left out.
         """
-        d, g, n_dims = self.width, self.genes, self.dims
+        d, g, n_dims, a = self.width, self.genes, self.dims, self.attention
         entry = 3 * d * g + (2 * FREQUENCIES + n_dims + RANKS) * d  # inputs, which need no gradient
         encoder = entry + 4 * d**2
-        blocks = self.layers * (12 * d**2 + d * self.heads)
+        blocks = self.layers * (6 * d**2 + 4 * d * a + d * self.heads)
         ends = d * g + d * n_dims + d**2 + LATENT * d
-        pairs = (4 * self.layers * d + 2 * LATENT) * n_cells  # attention, and the loss of neighbors
+        pairs = (4 * self.layers * a + 2 * LATENT) * n_cells  # attention, and the loss of neighbors
         step = 3 * (2 * (encoder + blocks + ends) + pairs) - 2 * entry
         cells = min(CANONICAL, n_cells)
         expression = 2 * d * g + 2 * d**2
-        canonical = 2 * (expression + blocks + d * n_dims) + 4 * self.layers * d * cells
+        canonical = 2 * (expression + blocks + d * n_dims) + 4 * self.layers * a * cells
         return step + canonical * cells / n_cells
 
 

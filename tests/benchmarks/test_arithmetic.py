@@ -17,7 +17,7 @@ from benchmarks import arithmetic
 SIZES = [
     Size(width=16, layers=1, heads=2, genes=7),
     Size(width=64, layers=3, heads=4, genes=50, dims=3),
-    Size(width=128, layers=2, heads=8, genes=900),
+    Size(width=128, layers=2, heads=2, genes=900),
 ]
 
 

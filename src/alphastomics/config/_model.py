@@ -33,7 +33,7 @@ class NetworkConfig:
     d_model
         Width of the network.
     n_heads
-        Number of attention heads; must divide ``d_model``.
+        Number of attention heads; must divide ``d_model``. A head has at most 32 channels, and fewer in a narrow network.
     n_layers
         Number of transformer blocks.
     dropout
@@ -90,7 +90,7 @@ class NetworkConfig:
     SECTION: ClassVar[str] = "model"
 
     d_model: int = setting(128, ge=1)
-    n_heads: int = setting(4, ge=1)
+    n_heads: int = setting(2, ge=1)
     n_layers: int = setting(4, ge=1)
     dropout: float | None = setting(None, ge=0, lt=1)
     attention: AttentionKind = "full"

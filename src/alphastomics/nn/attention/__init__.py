@@ -40,7 +40,7 @@ class Attention(Protocol):
         ...
 
     def gates(self, x: Tensor) -> Tensor | None:
-        """Gates in (0, 1), (B, N, H) or (B, N, d); None without gates."""
+        """Gates in (0, 1), (B, N, H) or (B, N, H d_h); None without gates."""
         ...
 
     def weights(self, x: Tensor, rows: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:

@@ -122,7 +122,7 @@ class GeometricAttention(SoftmaxAttention):
         ValueError
             If pair features are missing, or positions have another number of dimensions.
         """
-        b, n, d = x.shape
+        b, n, _ = x.shape
         q, k, v = self.columns(x, geometry, mask)
         with torch.autocast(x.device.type, enabled=False):  # precision is chosen in columns()
             mixed = attend_to_all(q, k, v, geometry.parallel, scale=1.0)
@@ -134,7 +134,7 @@ class GeometricAttention(SoftmaxAttention):
         gates = self.gates(x)
         if gates is not None:
             o = o * gates.view(b, n, self.n_heads, -1)
-        y = self.out(o.reshape(b, n, d))
+        y = self.out(o.flatten(-2))
         if self.seen is not None:
             y = y + self.seen(pairs)
         return y if mask is None else y.masked_fill(~mask[..., None], 0.0)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from alphastomics.nn.attention.softmax import channels_per_head
 from alphastomics.nn.geometry import at_least_32_bits, processes_of
 from alphastomics.nn.parallel import SINGLE_PROCESS
 
@@ -40,11 +41,9 @@ class LinearAttention(nn.Module):
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__()
-        if d_model % n_heads:
-            raise ValueError(f"d_model={d_model} is not a multiple of n_heads={n_heads}")
-        self.n_heads, self.d_head = n_heads, d_model // n_heads
-        self.qkv = nn.Linear(d_model, 3 * d_model)
-        self.out = nn.Linear(d_model, d_model)
+        self.n_heads, self.d_head = n_heads, channels_per_head(d_model, n_heads)
+        self.qkv = nn.Linear(d_model, 3 * n_heads * self.d_head)
+        self.out = nn.Linear(n_heads * self.d_head, d_model)
 
     def features(
         self, x: Tensor, mask: Tensor | None, parallel: SequenceParallel = SINGLE_PROCESS
@@ -66,7 +65,7 @@ class LinearAttention(nn.Module):
         parallel = processes_of(geometry)
         q, k, v = self.features(x, mask, parallel)
         o = q @ parallel.sum_over_cells(k.mT @ v.to(k.dtype))
-        return self.out(o.transpose(1, 2).reshape(x.shape))
+        return self.out(o.transpose(1, 2).flatten(-2))
 
     def gates(self, x: Tensor) -> None:
         """None, because there are no gates."""

@@ -147,7 +147,7 @@ class NeighborAttention(SoftmaxAttention):
         ValueError
             If neighbors, or an order or pair features that are used, are missing.
         """
-        b, n, d = x.shape
+        b, n, _ = x.shape
         graph = self._graph(x, geometry, mask)
         with torch.autocast(x.device.type, enabled=False):
             o, edges = _AlongEdges.apply(self._features, self.d_head, self.edge.weight, *graph)
@@ -159,7 +159,7 @@ class NeighborAttention(SoftmaxAttention):
         gates = self.gates(x)
         if gates is not None:
             o = o * gates.view(b, n, self.n_heads, -1)
-        y = self.out(o.reshape(b, n, d)) + self.seen(edges.to(x.dtype))
+        y = self.out(o.flatten(-2)) + self.seen(edges.to(x.dtype))
         return y if mask is None else y.masked_fill(~mask[..., None], 0.0)
 
     def _graph(self, x: Tensor, geometry: Geometry, mask: Tensor | None) -> Graph:

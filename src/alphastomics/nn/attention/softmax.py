@@ -2,9 +2,9 @@ r"""Gated softmax attention (Qiu et al., NeurIPS 2025).
 
 .. math::
 
-    o = W_o\big[\sigma(x W_g) \odot \operatorname{softmax}(q k^\top / \sqrt{d_h})\, v\big]
+    o = W_o\big[\sigma(x W_g) \odot \operatorname{softmax}(q k^\top / \sqrt{d_h})\, v\big], \qquad d_h = \min(d / H, 32)
 
-with RMS-normalized q and k. The gate is one number per head (``"headwise"``), one per channel (``"elementwise"``), or
+with RMS-normalized q and k. The H heads may have fewer channels together than x. The gate is one number per head (``"headwise"``), one per channel (``"elementwise"``), or
 absent. ``scaled_dot_product_attention`` computes attention without forming the N x N matrix.
 """
 
@@ -28,7 +28,21 @@ if TYPE_CHECKING:
     from alphastomics.nn.parallel import SequenceParallel
 
 
+MAX_CHANNELS = 32  # of a head
 BLOCK = 2**23  # entries of the attention matrix in memory at a time, in `received`
+
+
+def channels_per_head(d_model: int, n_heads: int) -> int:
+    """Number of channels of a head, d_h.
+
+    Raises
+    ------
+    ValueError
+        If d is not a multiple of H.
+    """
+    if d_model % n_heads:
+        raise ValueError(f"d_model={d_model} is not a multiple of n_heads={n_heads}; pass another one")
+    return min(d_model // n_heads, MAX_CHANNELS)
 
 
 class HeadNorm(nn.Module):
@@ -53,7 +67,7 @@ class SoftmaxAttention(nn.Module):
     n_heads
         Number of heads H; d must be a multiple.
     gate_type
-        ``"headwise"`` adds d * H weights, ``"elementwise"`` d * d, ``"none"`` none.
+        ``"headwise"`` adds d * H weights, ``"elementwise"`` d * H * d_h, ``"none"`` none.
     use_qk_norm
         Whether q and k are RMS-normalized per head.
     """
@@ -67,17 +81,16 @@ class SoftmaxAttention(nn.Module):
         use_qk_norm: bool = NetworkConfig.use_qk_norm,
     ) -> None:
         super().__init__()
-        if d_model % n_heads:
-            raise ValueError(f"d_model={d_model} is not a multiple of n_heads={n_heads}")
-        gates = {"headwise": n_heads, "elementwise": d_model, "none": 0}
+        self.n_heads, self.d_head = n_heads, channels_per_head(d_model, n_heads)
+        width = n_heads * self.d_head
+        gates = {"headwise": n_heads, "elementwise": width, "none": 0}
         if gate_type not in gates:
             raise ValueError(f"gate_type={gate_type!r} is unknown; choose from {sorted(gates)}")
-        self.n_heads, self.d_head = n_heads, d_model // n_heads
-        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.qkv = nn.Linear(d_model, 3 * width)
         self.gate = nn.Linear(d_model, gates[gate_type], bias=False) if gates[gate_type] else None
         self.q_norm = HeadNorm(self.d_head) if use_qk_norm else nn.Identity()
         self.k_norm = HeadNorm(self.d_head) if use_qk_norm else nn.Identity()
-        self.out = nn.Linear(d_model, d_model)
+        self.out = nn.Linear(width, d_model)
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Normed q and k, and v, each (B, H, N, d_h)."""
@@ -90,15 +103,15 @@ class SoftmaxAttention(nn.Module):
 
         Only ``geometry.parallel`` is used.
         """
-        b, n, d = x.shape
+        b, n, _ = x.shape
         o = _attend(*self.heads(x), mask, processes_of(geometry)).transpose(1, 2)  # (B, N, H, d_h)
         gates = self.gates(x)
         if gates is not None:
             o = o * gates.view(b, n, self.n_heads, -1)
-        return self.out(o.reshape(b, n, d))
+        return self.out(o.flatten(-2))
 
     def gates(self, x: Tensor) -> Tensor | None:
-        """Gates in (0, 1): (B, N, H) if headwise, (B, N, d) if elementwise, None if there are none."""
+        """Gates in (0, 1): (B, N, H) if headwise, (B, N, H d_h) if elementwise, None if there are none."""
         return None if self.gate is None else self.gate(x).sigmoid()
 
     def weights(self, x: Tensor, rows: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
