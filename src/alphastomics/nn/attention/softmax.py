@@ -4,8 +4,9 @@ r"""Gated softmax attention (Qiu et al., NeurIPS 2025).
 
     o = W_o\big[\sigma(x W_g) \odot \operatorname{softmax}(q k^\top / \sqrt{d_h})\, v\big], \qquad d_h = \min(d / H, 32)
 
-with RMS-normalized q and k. The H heads may have fewer channels together than x. The gate is one number per head (``"headwise"``), one per channel (``"elementwise"``), or
-absent. ``scaled_dot_product_attention`` computes attention without forming the N x N matrix.
+with RMS-normalized q and k. The H heads may have fewer channels together than x. The gate is one number per head
+(``"headwise"``), one per channel (``"elementwise"``), or absent.
+``scaled_dot_product_attention`` computes attention without forming the N x N matrix.
 """
 
 from __future__ import annotations
