@@ -62,7 +62,7 @@ def main() -> None:
     runs.append(["heuristics", *shared, "--benchmark", "seqfish", "--cells", "2000"])
     runs.append(["levers", *data, "--steps", "800", "--tissues", "starmap_mpfc", "hypothalamus"])
     runs += [[name, *shared, "--benchmark", tissue] for tissue in TISSUES for name in HELD_OUT]
-    runs += [["shell", *data], ["time_to_accuracy", *data, "--tissues", "seqfish", "--minutes", *"23468"]]
+    runs += [["shell", *data], ["time_to_accuracy", *data]]
     runs += [["compare", *data, "--benchmark", tissue] for tissue in TISSUES]
     runs.append(["long_context", *data])
     runs += [["ingredients", *data, "--benchmark", tissue, "--steps", steps] for tissue, steps in INGREDIENTS.items()]

@@ -6,13 +6,13 @@ only one slice, in contexts of the default size, at a constant learning rate. Th
 
 .. math:: \bar\theta_n = \beta_n \bar\theta_{n-1} + (1 - \beta_n)\, \theta_n, \qquad \beta_n = \min(.99, \tfrac{n}{n + 9}),
 
-places the held-out cells after :math:`n = 250, 500, 1000, \dots` steps. It is kept where their score is highest, after :math:`n^\star` steps;
-two lower scores in succession end its training. Then
+places the held-out cells after :math:`n = 250, 500, 1000, \dots` steps and at the end. It is kept where their score is highest, after
+:math:`n^\star` steps; two lower scores in succession end its training. If the score is lower after twice as many steps,
 
 .. math:: N = \frac{n^\star}{p} \frac{M}{M'}
 
 steps are sufficient for a training with M cells in place of M' that places a share p of its contexts: with more of them the network
-memorizes the specimens of the reference.
+memorizes the specimens of the reference. Scores after nearly as many steps differ by chance.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class CrossFit(NamedTuple):
     n_steps
         Number of steps after which it placed them best.
     is_best
-        Whether it placed them worse after further steps; if not, it still improved at the end.
+        Whether it placed them worse after twice as many steps.
     scores
         Scores of its placement; None if too few cells are held out.
     """
@@ -196,7 +196,7 @@ def cross_fit(
             f"The weights of a second network became infinite within {n} steps. Lower plan_kwargs['lr'], or check the expression for "
             "extreme values."
         )
-    return CrossFit(best.module, slices, held_out, best.n_steps, is_best=best.n_worse > 0, scores=best.scores)
+    return CrossFit(best.module, slices, held_out, best.n_steps, is_best=n >= 2 * best.n_steps, scores=best.scores)
 
 
 class _Best:
