@@ -58,6 +58,7 @@ TIMED = {
     "contrastive": METHODS["contrastive"],
     "distance_mlp": METHODS["distance_mlp"],
 }
+TIMED_TISSUES = {"seqfish": "mouse embryo", "hypothalamus": "hypothalamus", "starmap_mpfc": "mouse cortex"}
 KNOWN_TISSUES = {"seqfish": "mouse embryo", "hypothalamus": "hypothalamus"}
 KNOWN = {
     ("mostly_known", "known, placement"): "**AlphaSTomics**, `tl.reconstruct(adata)`",
@@ -232,16 +233,23 @@ def known_table(folder: Path = RESULTS) -> str:
 
 
 def time_table(folder: Path = RESULTS) -> str:
-    """Scores of seqFISH after each time, by this version, by the earlier one and by baselines without a limit."""
+    """Distance Spearman and kNN preservation after each time, by this version and the earlier one, and by baselines without a limit."""
     entries = json.loads((folder / "time_to_accuracy.json").read_text())["entries"]
-    lines = [["method", "limit, minutes", "all in all, minutes", *SCORES.values()]]
-    for method, name in TIMED.items():
-        runs = [entry for entry in entries if entry["method"] == method and entry["fold"].startswith("seqfish, ")]
-        for limit in sorted({entry["parameters"].get("minutes", 0.0) for entry in runs}):
-            here = [entry for entry in runs if entry["parameters"].get("minutes", 0.0) == limit]
-            means = [f"{np.mean([entry['scores'][score] for entry in here]):.3f}" for score in SCORES]
-            seconds = np.mean([entry["seconds"] for entry in here])
-            lines.append([name, f"{limit:g}" if limit else "none", f"{seconds / 60:.1f}", *means])
+    limits = sorted({entry["parameters"]["minutes"] for entry in entries if "minutes" in entry["parameters"]})
+    lines = [["placed tissue", "method", *(f"{limit:g} min" for limit in limits), "no limit"]]
+    for tissue, title in TIMED_TISSUES.items():
+        for method, name in TIMED.items():
+            runs = [entry for entry in entries if entry["method"] == method and entry["fold"].startswith(f"{tissue}, ")]
+            found = {
+                limit: [e["scores"] for e in runs if e["parameters"].get("minutes") == limit]
+                for limit in [*limits, None]
+            }
+            pairs = [
+                [np.mean([each[score] for each in scores]) for score in SHIFT_SCORES if scores]
+                for scores in found.values()
+            ]
+            if runs:
+                lines.append([title, name, *(", ".join(f"{value:.3f}" for value in pair) for pair in pairs)])
     return markdown(lines)
 
 
