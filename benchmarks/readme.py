@@ -58,8 +58,8 @@ TIMED = {
     "contrastive": METHODS["contrastive"],
     "distance_mlp": METHODS["distance_mlp"],
 }
-TIMED_TISSUES = {"seqfish": "mouse embryo", "hypothalamus": "hypothalamus", "starmap_mpfc": "mouse cortex"}
 KNOWN_TISSUES = {"seqfish": "mouse embryo", "hypothalamus": "hypothalamus"}
+TIMED_TISSUES = KNOWN_TISSUES | {"starmap_mpfc": "mouse cortex"}
 KNOWN = {
     ("mostly_known", "known, placement"): "**AlphaSTomics**, `tl.reconstruct(adata)`",
     ("mostly_known", "known, unconditioned"): "the same model, placing all cells",
@@ -235,21 +235,19 @@ def known_table(folder: Path = RESULTS) -> str:
 def time_table(folder: Path = RESULTS) -> str:
     """Distance Spearman and kNN preservation after each time, by this version and the earlier one, and by baselines without a limit."""
     entries = json.loads((folder / "time_to_accuracy.json").read_text())["entries"]
-    limits = sorted({entry["parameters"]["minutes"] for entry in entries if "minutes" in entry["parameters"]})
+    runs: dict[tuple[str, str, float | None], list[Mapping[str, float]]] = {}
+    for entry in entries:
+        tissue, minutes = entry["fold"].partition(", ")[0], entry["parameters"].get("minutes")
+        runs.setdefault((tissue, entry["method"], minutes), []).append(entry["scores"])
+    limits = sorted({minutes for *_, minutes in runs if minutes is not None})
     lines = [["placed tissue", "method", *(f"{limit:g} min" for limit in limits), "no limit"]]
     for tissue, title in TIMED_TISSUES.items():
         for method, name in TIMED.items():
-            runs = [entry for entry in entries if entry["method"] == method and entry["fold"].startswith(f"{tissue}, ")]
-            found = {
-                limit: [e["scores"] for e in runs if e["parameters"].get("minutes") == limit]
-                for limit in [*limits, None]
-            }
+            found = [runs.get((tissue, method, limit)) for limit in (*limits, None)]
             pairs = [
-                [np.mean([each[score] for each in scores]) for score in SHIFT_SCORES if scores]
-                for scores in found.values()
+                scores and ", ".join(f"{np.mean([s[k] for s in scores]):.3f}" for k in SHIFT_SCORES) for scores in found
             ]
-            if runs:
-                lines.append([title, name, *(", ".join(f"{value:.3f}" for value in pair) for pair in pairs)])
+            lines.append([title, name, *(pair or "" for pair in pairs)])
     return markdown(lines)
 
 

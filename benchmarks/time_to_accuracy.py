@@ -17,6 +17,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +116,7 @@ def _run(results: Results, fold: Fold, seed: int, minutes: Sequence[float], sour
         named, parameters = replace(fold, name=f"{fold.name}, {limit:g} min"), {"minutes": limit}
         if any(results.find(parameters, method=method, fold=named.name, seed=seed) is None for method in sources):
             with ThreadPoolExecutor() as pool:
-                placed = list(pool.map(lambda source, limit=limit: place(fold, source, seed, limit), sources.values()))
+                placed = list(pool.map(partial(place, fold, seed=seed, minutes=limit), sources.values()))
             for method, (positions, seconds) in zip(sources, placed, strict=True):
                 store(results, named, method, seed, parameters, positions, seconds)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,10 @@ def test_finished_placements_are_kept_and_thresholds_found(make_tissue, tmp_path
     """A placement reaches the thresholds after 2 minutes by this version, and after 4 by the earlier one."""
     fold, calls, out = _data.make_fold("observed", make_tissue(0), make_tissue(1, n_slices=1)), [], tmp_path / "t.json"
 
+    together = threading.Barrier(2, timeout=60)
+
     def place(fold, source, seed, minutes):
+        together.wait()  # raises unless both versions run at the same time
         calls.append((source.name, minutes))
         good = minutes >= (2 if source.name == "src" else 4)
         return fold.truth if good else np.random.default_rng(0).permutation(fold.truth), 60 * minutes
