@@ -31,7 +31,7 @@ MEMORY = ("weights, GiB", "gradients", "moments, average", "activations", "total
 BATCH, CONTEXT, CANONICAL = (
     1024,
     512,
-    256,
+    128,
 )  # cells of a batch, of a context, and of those that determine the canonical frame
 PEAK, UTILIZATION = 312e12, 0.1  # FLOP/s of an A100 in bfloat16 by its data sheet; assumed utilization
 HOUR, DAY = 3600, 86400
@@ -70,15 +70,15 @@ class Size:
     def flops(self, n_cells: int = CONTEXT) -> float:
         """Floating-point operations for a cell of a step of training, forward and backward, in contexts of so many cells.
 
-        Positions are an input: the embedding of cells alone, of which other contexts have a loss, is left out.
+        Positions are an input: the embeddings of neighborhoods, of which other contexts have a loss, are left out.
         """
         d, g, n_dims, a = self.width, self.genes, self.dims, self.attention
         entry = 3 * d * g + (2 * FREQUENCIES + n_dims + RANKS) * d  # inputs, which need no gradient
         encoder = entry + 4 * d**2
         blocks = self.layers * (6 * d**2 + 4 * d * a + d * self.heads)
-        ends = d * g + d * n_dims + d**2 + LATENT * d
-        pairs = (4 * self.layers * a + 2 * LATENT) * n_cells  # attention, and the loss of neighbors
-        step = 3 * (2 * (encoder + blocks + ends) + pairs) - 2 * entry
+        ends = d * g + d * n_dims
+        attention = 4 * self.layers * a * n_cells
+        step = 3 * (2 * (encoder + blocks + ends) + attention) - 2 * entry
         cells = min(CANONICAL, n_cells)
         expression = 2 * d * g + 2 * d**2
         canonical = 2 * (expression + blocks + d * n_dims) + 4 * self.layers * a * cells

@@ -106,10 +106,20 @@ def test_padding_changes_no_prediction(kind):
 @every_kind
 @torch.no_grad()
 def test_the_order_of_rows_carries_no_meaning(kind):
-    denoiser = network(kind)
-    inputs, order = cells(denoiser), torch.randperm(N, generator=torch.Generator().manual_seed(0))
+    denoiser = network(kind).double()
+    inputs = {name: x.double() for name, x in cells(denoiser).items()}
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(0))
     turned = {name: x[:, order] if x.ndim > 1 else x for name, x in inputs.items()}
-    torch.testing.assert_close(both(denoiser, turned), both(denoiser, inputs)[:, order], **close)
+    torch.testing.assert_close(both(denoiser, turned), both(denoiser, inputs)[:, order], atol=1e-12, rtol=0)
+
+
+@every_kind
+@torch.no_grad()
+def test_positions_that_are_absent_everywhere_may_be_left_out(kind):
+    denoiser = network(kind).double()
+    inputs = {name: x.double() for name, x in cells(denoiser).items()} | {"t_pos": torch.ones(B, dtype=torch.float64)}
+    without = both(denoiser, inputs | {"position": None})
+    torch.testing.assert_close(without, both(denoiser, inputs), atol=1e-12, rtol=0)
 
 
 @every_kind

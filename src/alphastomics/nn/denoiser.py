@@ -169,14 +169,20 @@ class Denoiser(nn.Module):
         return (t_expr <= 0)[:, None, None] * self.cell_type_in(cell_type)
 
     def embed_position(
-        self, position: Tensor, t_pos: Tensor, masked: Tensor | None = None, local_density: Tensor | None = None
+        self,
+        position: Tensor | None,
+        t_pos: Tensor,
+        masked: Tensor | None = None,
+        local_density: Tensor | None = None,
     ) -> Tensor:
-        """Embedding (B, N, d) of noisy positions (B, N, D); the missing token where the timestep is 1.
+        """Embedding (B, N, d) of noisy positions (B, N, D); the missing token (d,) without them and where the timestep is 1.
 
         ``local_density`` (B, N, K), a function of the clean positions of the slice, is used at timestep 0. A ``masked``
         coordinate (B, N, D) is set to 0, the center, and a learned vector of its axis is added to the embedding, because any
         replacement value is also a valid coordinate.
         """
+        if position is None:
+            return self.position_missing
         if masked is None:
             embedding = self.position_in(position)
         else:
@@ -202,8 +208,7 @@ class Denoiser(nn.Module):
     ) -> Prediction:
         """Run blocks and heads on the summed embeddings ``h`` (B, N, d).
 
-        The arguments are those of :meth:`forward`, except that ``position`` may be None if it is absent, and ``masked`` are the
-        masked coordinates (B, N, D).
+        The arguments are those of :meth:`forward`, except that ``masked`` are the masked coordinates (B, N, D).
         """
         geometry = self.surroundings(h, t_pos, mask, position=position, masked=masked, sequence=sequence)
         timestep = self.timestep(t_expr, t_pos)
@@ -261,7 +266,7 @@ class Denoiser(nn.Module):
     def forward(
         self,
         expression: Tensor,
-        position: Tensor,
+        position: Tensor | None,
         t_expr: Tensor,
         t_pos: Tensor,
         mask: Tensor | None = None,
@@ -282,7 +287,7 @@ class Denoiser(nn.Module):
         expression
             Noisy expression (B, N, G) in network units, zero where a gene is unmeasured.
         position
-            Noisy positions (B, N, D) in model units.
+            Noisy positions (B, N, D) in model units; None if they are absent in all contexts.
         t_expr, t_pos
             Timesteps (B,) in [0, 1]; 0 is clean, 1 absent. The values of an absent modality are not used.
         mask

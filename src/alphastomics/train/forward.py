@@ -40,7 +40,7 @@ FRAME_FIELDS = (
     "sequence",
     "cell_type",
 )  # of a batch that determine the canonical frame
-FRAME_CELLS = 256  # of a context, from which the canonical frame is estimated
+FRAME_CELLS = 128  # of a context, from which the canonical frame is estimated; from 64, some contexts were reflected
 
 
 class Noised(NamedTuple):
@@ -178,9 +178,8 @@ class ForwardProcess:
     ) -> Tensor:
         """Conditional mean of the positions (B, N, D) given expression (B, N, G)."""
         zero, one = expression.new_zeros(len(expression)), expression.new_ones(len(expression))
-        absent = expression.new_zeros(*expression.shape[:2], self.module.config.n_dims)
         output = self.module(
-            expression, absent, zero, one, mask, predict=("position",), cell_type=cell_type, sequence=sequence
+            expression, None, zero, one, mask, predict=("position",), cell_type=cell_type, sequence=sequence
         )
         return self.predicted_position(output.position, mask)
 
