@@ -104,7 +104,8 @@ def test_training_uses_noisy_positions_only(mode, located, small, make_model, tr
     for (_, noisy, _, t_pos, *_), (position, known) in zip(given, sought, strict=False):
         expected = (t_pos < 1)[:, None].expand(position.shape[:2])
         assert torch.equal(known, expected)
-        assert torch.equal(position, noisy * expected[..., None])
+        assert torch.equal(position, torch.zeros_like(position) if noisy is None else noisy * expected[..., None])
+        assert noisy is not None or not expected.any()
         states |= {bool(t < 1) for t in t_pos}
     assert states == located
 
