@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alphastomics.config import NetworkConfig
+from alphastomics.train.forward import FRAME_CELLS
 from benchmarks._report import machine, versions, write_json
 from benchmarks._runner import RESULTS
 from benchmarks.long_context_page import GIB, rows
@@ -28,11 +29,7 @@ if TYPE_CHECKING:
 RESULT = RESULTS / "arithmetic.json"
 FREQUENCIES, RANKS, LATENT, CHANNELS = 48, 9, 64, 32  # of the network, for any width; the last of a head, at most
 MEMORY = ("weights, GiB", "gradients", "moments, average", "activations", "total", "activations, KiB per cell")
-BATCH, CONTEXT, CANONICAL = (
-    1024,
-    512,
-    128,
-)  # cells of a batch, of a context, and of those that determine the canonical frame
+BATCH, CONTEXT = 1024, 512  # cells of a batch, and of a context
 PEAK, UTILIZATION = 312e12, 0.1  # FLOP/s of an A100 in bfloat16 by its data sheet; assumed utilization
 HOUR, DAY = 3600, 86400
 SHARED_CELLS, SHARED_BY = 8192, (1, 2, 4)  # cells of a context, and numbers of processes that share it
@@ -79,7 +76,7 @@ class Size:
         ends = d * g + d * n_dims
         attention = 4 * self.layers * a * n_cells
         step = 3 * (2 * (encoder + blocks + ends) + attention) - 2 * entry
-        cells = min(CANONICAL, n_cells)
+        cells = min(FRAME_CELLS, n_cells)
         expression = 2 * d * g + 2 * d**2
         canonical = 2 * (expression + blocks + d * n_dims) + 4 * self.layers * a * cells
         return step + canonical * cells / n_cells

@@ -40,7 +40,7 @@ FRAME_FIELDS = (
     "sequence",
     "cell_type",
 )  # of a batch that determine the canonical frame
-FRAME_CELLS = 128  # of a context, from which the canonical frame is estimated; from 64, some contexts were reflected
+FRAME_CELLS = 128  # of a context, from which the canonical frame is estimated
 
 
 class Noised(NamedTuple):
