@@ -236,11 +236,11 @@ def _as_array(value: Any) -> NDArray[Any]:
 
 def encode_batch(raw: RawBatch, encoder: Encoder) -> Batch:
     """Transform a batch to network units and apply gains and shifts; the values of ``raw`` are overwritten."""
-    batch, real = raw.batch, raw.batch.mask[..., None]
+    batch, real = raw.batch, raw.batch.mask[..., None].float()  # products with Booleans take twice as long on a CPU
     network = encoder.encode_tensor(batch.expression, raw.factor)
     target = batch.target
     if target.shape[-1]:
         clean = network if raw.target_factor is None else encoder.encode_tensor(target, raw.target_factor)
-        target = clean * (real & batch.present[:, None])
+        target = clean * real * batch.present[:, None].float()
     expression = network.mul_(raw.gain[:, None]).add_(raw.shift[:, None]).mul_(real)
     return batch._replace(expression=expression, target=target)

@@ -54,7 +54,7 @@ def mean_squared_error(
 
     The error is 0 in a context where no entry is left.
     """
-    error = (predicted - true) ** 2
+    error = F.mse_loss(predicted, true, reduction="none")
     share = mask.to(error.dtype).unsqueeze(-1)
     if features is not None:
         share = share * features.to(error.dtype).unsqueeze(1)

@@ -136,18 +136,19 @@ class ForwardProcess:
         # The cells are spread evenly over the real cells of a context, which come first, whatever the padding.
         n_cells = mask.sum(1, keepdim=True)
         number = torch.arange(min(FRAME_CELLS, mask.shape[1]), device=mask.device) * (-(-n_cells // FRAME_CELLS))
-        subset, subset_mask = number.clamp_max(mask.shape[1] - 1)[..., None], number < n_cells
+        context, subset_mask = torch.arange(len(mask), device=mask.device)[:, None], number < n_cells
+        subset = context, number.clamp_max(mask.shape[1] - 1)
         training = self.module.training
         self.module.eval()
         with torch.no_grad():
             mean = self.conditional_mean(
-                batch.expression.take_along_dim(subset, 1),
+                batch.expression[subset],
                 subset_mask,
-                sequence_of(batch.sequence.take_along_dim(subset, 1)),
-                self.cell_types(batch.cell_type.take_along_dim(subset[..., 0], 1)),
+                sequence_of(batch.sequence[subset]),
+                self.cell_types(batch.cell_type[subset]),
             )
         self.module.train(training)
-        subset_position = center(batch.position.take_along_dim(subset, 1), subset_mask)
+        subset_position = center(batch.position[subset], subset_mask)
         rotation = kabsch(subset_position, mean, subset_mask.to(mean.dtype))
         return rotate(x_pos, rotation)
 

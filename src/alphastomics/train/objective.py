@@ -162,7 +162,7 @@ class Objective(ForwardProcess):
             clean = t <= 0
             genes = torch.where(clean[:, None], batch.present, noised.measured) * self.module.gene_weight.square()
             assert noised.observed is not None
-            predicted = 1 - noised.observed * ~clean[:, None, None]
+            predicted = 1 - noised.observed
             if masked is not None:
                 predicted = predicted * ~masked
             x_0 = self.diffusion.x0(output, noised.z_expr, torch.where(clean, 1.0, t))

@@ -18,7 +18,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
@@ -62,7 +62,7 @@ def override_settings(checkpoint: dict[str, Any], config: PlanConfig, *, fused: 
             group["lr"], group["initial_lr"] = group["lr"] * new / old, new
 
 
-def gradient_norm(module: Denoiser) -> Tensor:
-    """Norm of all gradients; if they are sharded, all processes must call."""
-    norm = torch.nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
+def gradient_norm(weights: Iterable[Tensor]) -> Tensor:
+    """Norm of the gradients of all weights; if they are sharded, all processes must call."""
+    norm = torch.nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

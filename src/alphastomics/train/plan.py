@@ -215,13 +215,10 @@ class TrainingPlan(pl.LightningModule):
         total = loss if self._is_single_device else touch_all_params(loss, self.module.parameters())
         return {"loss": total, "values": values, "n_contexts": round(here * self.n_groups)}
 
-    def on_after_backward(self) -> None:
-        """Give weights that the batch does not use a gradient of 0; several processes have it from the backward pass."""
-        if self._is_single_device:
-            fill_gradients(self.module.parameters())
-
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Store the expert load for the balance loss of the next step."""
+        """Give weights that no batch of the step used a gradient of 0, and store the expert load for the next step."""
+        if self._is_single_device:  # several processes have these gradients from the backward pass
+            fill_gradients(optimizer.param_groups[0]["params"])
         self.objective.load.end_step(lambda counts: sum_over_processes(self.trainer, counts))
 
     def configure_gradient_clipping(
@@ -235,7 +232,8 @@ class TrainingPlan(pl.LightningModule):
         The gradient can be infinite or NaN although the loss is finite. With a gradient scaler (float16) it is not checked,
         because the scaler lets it overflow and skips such steps.
         """
-        norm = gradient_norm(self.module)
+        weights = optimizer.param_groups[0]["params"]
+        norm = gradient_norm(weights)
         if not self._has_scaler:
             if self._waits:
                 self.check_finite("gradient norm", norm)
@@ -244,7 +242,6 @@ class TrainingPlan(pl.LightningModule):
                 optimizer.found_inf = found_inf  # type: ignore[attr-defined]  # of a fused step, which it skips
                 self._raise_if_broken()
         # Lightning does not clip for a fused optimizer in 16 bits.
-        weights = self.module.parameters()
         if gradient_clip_val and gradient_clip_algorithm == "value":
             torch.nn.utils.clip_grad_value_(weights, gradient_clip_val)
         elif gradient_clip_val and self._unsharded:
