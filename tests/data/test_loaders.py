@@ -9,11 +9,13 @@ import pytest
 import torch
 from scipy.stats import binomtest
 
+from alphastomics.config import PlanConfig
 from alphastomics.data import AnnDataSource, Augmentation, ContextDataset, collate, create_dataloaders, fit_schema
 from alphastomics.data._batch import collate_raw
 from alphastomics.data._loaders import ContextLoader
 from alphastomics.data.preprocess import Stage1Options, Stage2Options, preprocess
 from alphastomics.datasets import synthetic_tissue
+from alphastomics.train.draws import DrawContexts
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,17 @@ def test_batches_loaded_ahead_are_the_same(tissue):
     assert len(found) == len(loader) == len(plain)
     for one, other in zip(found, plain, strict=True):
         assert_same(one, other)
+
+
+def test_local_density_is_computed_where_positions_are_an_input(tissue):
+    dataset, draw = contexts_of(tissue), DrawContexts(mode="any", config=PlanConfig(), cell_types=False)
+    n_given = 0
+    for whole, drawn in zip(ContextLoader(dataset, 3), ContextLoader(dataset, 3, draw=draw), strict=True):
+        given = drawn.batch.draws.t_pos < 1
+        assert torch.equal(drawn.batch.local_density[given], whole.batch.local_density[given])
+        assert not bool(drawn.batch.local_density[~given].any())
+        n_given += int(given.sum())
+    assert 0 < n_given < len(dataset)
 
 
 @pytest.mark.parametrize("transform", ["log1p", "none"])

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from alphastomics.data._draws import Draws
+    from alphastomics.data._draws import Draws, DrawsContexts
     from alphastomics.data._encode import Encoder
 
 # Fields of a context with a value for each cell, which are padded in a batch.
@@ -38,8 +38,8 @@ class Context(NamedTuple):
     target
         Expression without augmentation, network units, shape (N, G), float32; shape (N, 0) unless requested.
     local_density
-        Local density around each cell, shape (N, K), float32, see :mod:`alphastomics.data._local_density`;
-        shape (N, 0) unless requested.
+        Local density around each cell, shape (N, K), float32, see :mod:`alphastomics.data._local_density`; 0 where a training
+        step does not use it, shape (N, 0) unless requested.
     sequence
         Index of the cells in the order of the schema, from 0, shape (N, 1), float32; shape (N, 0) without an order.
     cell_type
@@ -141,7 +141,7 @@ class RawBatch(NamedTuple):
     shift: torch.Tensor
 
 
-def collate_raw(contexts: Sequence[RawContext], draw: Callable[[Batch], Draws] | None) -> RawBatch:
+def collate_raw(contexts: Sequence[RawContext], draw: DrawsContexts | None) -> RawBatch:
     """Pad contexts to the longest and stack them, as :func:`collate` does, and ``draw`` the random numbers of a training step."""
     raw = _stack_one(contexts[0]) if len(contexts) == 1 and len(contexts[0].factor) else _stack(contexts)
     return raw if draw is None else raw._replace(batch=raw.batch._replace(draws=draw(raw.batch)))

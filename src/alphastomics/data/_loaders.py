@@ -19,13 +19,13 @@ from alphastomics.data.parquet._dataset import SPLITS, DatasetInfo
 from alphastomics.data.parquet._source import BUFFER_SIZE, ParquetSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from os import PathLike
 
     from alphastomics.config import Augmentation
     from alphastomics.data._batch import Batch, RawBatch, RawContext
     from alphastomics.data._contexts import Kind
-    from alphastomics.data._draws import Draws
+    from alphastomics.data._draws import DrawsContexts
 
 AHEAD = 3  # batches that are loaded ahead of the network
 
@@ -53,7 +53,7 @@ class ContextLoader:
         Whether batches are :class:`RawBatch`, with expression in user units, which :meth:`encode` transforms to network
         units on the training device; otherwise they are :class:`Batch`.
     draw
-        Function that draws the random numbers of a training step; None: batches have none.
+        Draws the random numbers of a training step; None: batches have none.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class ContextLoader:
         world_size: int = 1,
         prefetch: bool = True,
         raw: bool = True,
-        draw: Callable[[Batch], Draws] | None = None,
+        draw: DrawsContexts | None = None,
     ) -> None:
         self.dataset, self.num_workers, self.prefetch, self.is_raw = dataset, num_workers, prefetch, raw
-        self._collate = partial(collate_raw, draw=draw)
+        self._contexts, self._collate = _Raw(dataset, draw), partial(collate_raw, draw=draw)
         self._order: WindowSampler | RoundRobinSampler
         if dataset.source.buffer_size is None:  # every process has all cells in memory
             dataset.set_streams(1, contexts_per_batch * world_size if world_size > 1 else 1)
@@ -127,7 +127,7 @@ class ContextLoader:
 
     def _in_processes(self, batches: Sequence[list[int]]) -> DataLoader[RawBatch]:
         loader: DataLoader[Any] = DataLoader(
-            _Raw(self.dataset),
+            self._contexts,
             batch_sampler=batches,
             collate_fn=self._collate,
             num_workers=self.num_workers,
@@ -150,17 +150,18 @@ class ContextLoader:
                     each.cancel()
 
     def _cut(self, batch: Sequence[int]) -> RawBatch:
-        return self._collate([self.dataset.raw(i) for i in batch])
+        return self._collate([self._contexts[i] for i in batch])
 
 
 class _Raw(Dataset["RawContext"]):
-    """Contexts with expression in user units, for the data loader of PyTorch."""
+    """Contexts with expression in user units, and with local density where it is an input of the network."""
 
-    def __init__(self, dataset: ContextDataset) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: ContextDataset, draw: DrawsContexts | None) -> None:
+        self.dataset, self.draw = dataset, draw
 
     def __getitem__(self, index: int) -> RawContext:
-        return self.dataset.raw(index)
+        given = self.draw is None or self.draw.given(self.dataset.key(index))
+        return self.dataset.raw(index, with_local_density=given)
 
 
 def create_dataloaders(

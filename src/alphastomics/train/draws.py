@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from alphastomics.config import PlanConfig
     from alphastomics.data import Batch
     from alphastomics.diffusion import Mode
+    from alphastomics.train.timesteps import Timesteps
 
 # Purposes of the generators that are keyed by context.
 TRAINING, VALIDATION, DEFORMATION, OBSERVED, TYPES = 0, 1, 2, 3, 60
@@ -58,15 +59,7 @@ class DrawContexts:
         (_, n_cells, n_genes), n_dims = batch.expression.shape, batch.position.shape[2]
         numbers = tuple(batch.mask.sum(1).tolist())
         rngs = [keyed_rng(key, self.purpose) for key in keys]
-        timesteps = [
-            draw_timesteps(
-                self.mode,
-                rng,
-                modality_dropout=self.config.modality_dropout,
-                kind=stratified_uniform(key, self.purpose),
-            )
-            for rng, key in zip(rngs, keys, strict=True)
-        ]
+        timesteps = [self._timesteps(key, rng) for key, rng in zip(keys, rngs, strict=True)]
         shape = len(keys), n_cells, 0 if self.mode == "expr_to_pos" else n_genes
         noise, observed = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.bool_)
         for i, (key, rng, n, (t, _)) in enumerate(zip(keys, rngs, numbers, timesteps, strict=True)):
@@ -89,6 +82,14 @@ class DrawContexts:
             n_cells=numbers,
             key=keys,
         )
+
+    def given(self, key: NDArray[np.int64]) -> bool:
+        """Whether positions are an input in the context with a ``key``."""
+        return self._timesteps(key, keyed_rng(key, self.purpose)).position < 1
+
+    def _timesteps(self, key: NDArray[np.int64], rng: np.random.Generator) -> Timesteps:
+        kind = stratified_uniform(key, self.purpose)
+        return draw_timesteps(self.mode, rng, modality_dropout=self.config.modality_dropout, kind=kind)
 
     def _hidden_types(self, keys: NDArray[np.int64], numbers: Iterable[int], n_cells: int) -> NDArray[np.bool_]:
         """Cells (B, N) whose type is hidden: a random share of each context, and all of them in some contexts."""
