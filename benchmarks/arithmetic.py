@@ -60,7 +60,7 @@ class Size:
     def n_parameters(self) -> int:
         """Number of weights."""
         d, g, n_dims, h, a = self.width, self.genes, self.dims, self.heads, self.attention
-        block = 12 * d**2 + 4 * d * a + (11 + h) * d + 3 * a + 2 * a // h
+        block = 14 * d**2 + 4 * d * a + (12 + h) * d + 3 * a + 2 * a // h
         encoder = 2 * d * g + 4 * d**2 + (12 + 2 * LATENT) * d + LATENT  # of the cells alone
         return encoder + 4 * d * g + g + 8 * d**2 + (311 + 2 * n_dims) * d + 64 + n_dims + self.layers * block
 
@@ -72,7 +72,7 @@ class Size:
         d, g, n_dims, a = self.width, self.genes, self.dims, self.attention
         entry = 3 * d * g + (2 * FREQUENCIES + n_dims + RANKS) * d  # inputs, which need no gradient
         encoder = entry + 4 * d**2
-        blocks = self.layers * (6 * d**2 + 4 * d * a + d * self.heads)
+        blocks = self.layers * (8 * d**2 + 4 * d * a + d * self.heads)
         ends = d * g + d * n_dims
         attention = 4 * self.layers * a * n_cells
         step = 3 * (2 * (encoder + blocks + ends) + attention) - 2 * entry

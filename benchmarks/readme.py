@@ -52,6 +52,18 @@ CHANGES = {
     "all": "all of these",
     "composition": "one type ten times as frequent",
 }
+NETWORKS = {
+    "unseen": "four heads",
+    "unseen_two_heads": "default: two heads",
+    "unseen_rate": "two heads, learning rate of 1.5e-3",
+    "unseen_relu": "two heads, ReLU",
+    "unseen_feedforward_3d": "two heads, 3 d, learning rate of 1.5e-3",
+    "unseen_four_heads_3d": "four heads, 3 d",
+    "unseen_layers_3": "four heads, three blocks",
+    "unseen_layers_2": "four heads, two blocks",
+    "unseen_width_96": "width 96, two heads of 48 channels",
+}
+"""File of the runs of each network."""
 TIMED = {
     speed.OURS: "**AlphaSTomics**, `tl.reconstruct`",
     speed.EARLIER: f"`tl.reconstruct`, commit {speed.COMMIT}",
@@ -191,6 +203,23 @@ def fold_table(entries: Sequence[Mapping[str, Any]], ratios: Mapping[str, Mappin
         ]
         lines.append([fold, *cells])
     lines.append(["mean ratio", *(f"{np.mean([ratios[fold][score] for fold in unchanged]):.3f} ×" for score in SCORES)])
+    return markdown(lines)
+
+
+def network_table(folder: Path = RESULTS) -> str:
+    """Scores of AlphaSTomics with other networks, means over seeds, in every fold in which several were run."""
+    runs = {
+        title: json.loads(path.read_text())["entries"]
+        for name, title in NETWORKS.items()
+        if (path := folder / f"{name}.json").is_file()
+    }
+    folds = dict.fromkeys(entry["fold"] for entries in runs.values() for entry in entries)
+    lines = [["fold", "network", *SCORES.values()]]
+    for fold in folds:
+        found = {title: summarize(entries, [_models.DEFAULT], [fold], unseen.SEEDS) for title, entries in runs.items()}
+        rows = {title: summary[_models.DEFAULT] for title, summary in found.items() if summary}
+        if len(rows) > 1:
+            lines += [[fold, title, *(f"{row[score][0]:.3f}" for score in SCORES)] for title, row in rows.items()]
     return markdown(lines)
 
 
@@ -360,7 +389,7 @@ def comparison(tissue: str, folder: Path = RESULTS) -> str:
 
 
 if __name__ == "__main__":
-    print("\n\n".join([tables(), *result_tables(), peer_table(), calibration_table(), lever_table()]))
+    print("\n\n".join([tables(), *result_tables(), peer_table(), network_table(), calibration_table(), lever_table()]))
     for name in PLANES:
         print(f"\n{model_table(name)}")
         print(f"\n{comparison(name)}")

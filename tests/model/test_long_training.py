@@ -133,15 +133,15 @@ def first_gradient(model, train_briefly, **arguments):
 
 @pytest.mark.parametrize("mode", ["expr_to_pos", "any"])
 def test_a_batch_in_parts_has_the_gradient_of_the_whole(small, make_model, train_briefly, mode):
-    """Within 1e-6 of the largest."""
+    """In single precision, to 1e-5 of its norm."""
     sizes = {"context_size": 50, "batch_size": 200}
     whole, trainer = first_gradient(make_model(small, mode=mode), train_briefly, **sizes)
     parts, other = first_gradient(make_model(small, mode=mode), train_briefly, micro_batch_size=50, **sizes)
     assert trainer.global_step == other.global_step == 1
     assert other.num_training_batches == 4 * trainer.num_training_batches
     assert whole.keys() == parts.keys()
-    largest = max(float(g.abs().max()) for g in whole.values())
-    assert all(float((whole[name] - parts[name]).abs().max()) <= 1e-6 * largest for name in whole)
+    norm = torch.nn.utils.get_total_norm(whole.values())
+    assert float(torch.nn.utils.get_total_norm([whole[name] - parts[name] for name in whole])) <= 1e-5 * float(norm)
 
 
 def test_parts_multiply_accumulate_grad_batches(small, make_model, train_briefly):

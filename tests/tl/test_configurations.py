@@ -43,7 +43,7 @@ def test_counts_follow_from_the_architecture(counts):
     assert counts["gated_elementwise"].total - gated.total == layers * (d * heads * d_head - d * heads)
     # Four experts share the hidden layer; each has an output bias of its own, and there is a router and its noise.
     assert counts["gated_moe"].total - gated.total == layers * (3 * d + 2 * 4 * d)
-    hidden = 3 * d // 4
+    hidden = 4 * d // 4
     expert = 2 * d * hidden + hidden + d
     assert counts["gated_moe"].total - counts["gated_moe"].active == layers * 2 * expert
     assert counts["gated_moe_4_top_1"].total - counts["gated_moe_4_top_1"].active == layers * 3 * expert
@@ -53,7 +53,7 @@ def test_counts_follow_from_the_architecture(counts):
 def test_experts_of_the_ablation(counts):
     """Linear, gated, linear with 1 of 4 experts and gated with 2 of 8 experts: the ablation of the earlier guide."""
     idle = {name: count.total - count.active for name, count in counts.items()}
-    d, hidden, layers = 128, 384, 4
+    d, hidden, layers = 128, 512, 4
     one_of_4, one_of_8 = (2 * d * hidden // n + hidden // n + d for n in (4, 8))
     assert (idle["linear"], idle["gated"]) == (0, 0)
     assert (idle["ablated"], idle["gated_moe_8_top_2"]) == (layers * 3 * one_of_4, layers * 6 * one_of_8)

@@ -78,7 +78,7 @@ class PlanConfig:
 
     SECTION: ClassVar[str] = "losses"
 
-    lr: float = setting(1.5e-3, gt=0, key="training.learning_rate")
+    lr: float = setting(1e-3, gt=0, key="training.learning_rate")
     weight_decay: float = setting(0.02, ge=0, key="training.weight_decay")
     warmup_steps: int = setting(100, ge=0, key="training.warmup_steps")
     lr_schedule: LearningRateSchedule = setting("cosine", key="training.lr_schedule")

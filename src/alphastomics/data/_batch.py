@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from alphastomics.data._draws import Draws, DrawsContexts
+    from alphastomics.data._draws import Draws
     from alphastomics.data._encode import Encoder
 
 # Fields of a context with a value for each cell, which are padded in a batch.
@@ -139,6 +139,16 @@ class RawBatch(NamedTuple):
     target_factor: torch.Tensor | None
     gain: torch.Tensor
     shift: torch.Tensor
+
+
+class DrawsContexts(Protocol):
+    """Draws the random numbers of the contexts of a training."""
+
+    def __call__(self, batch: Batch) -> Draws:
+        """Draw for the contexts of a batch."""
+
+    def given(self, key: NDArray[np.int64]) -> bool:
+        """Whether positions are an input in the context with a ``key``; local density is then as well."""
 
 
 def collate_raw(contexts: Sequence[RawContext], draw: DrawsContexts | None) -> RawBatch:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
-
-    from alphastomics.data._batch import Batch
 
 
 class Draws(NamedTuple):
@@ -50,13 +48,3 @@ class Draws(NamedTuple):
     placed: tuple[bool, ...]
     n_cells: tuple[int, ...]
     key: NDArray[np.int64]
-
-
-class DrawsContexts(Protocol):
-    """Draws the random numbers of the contexts of a training."""
-
-    def __call__(self, batch: Batch) -> Draws:
-        """Draw for the contexts of a batch."""
-
-    def given(self, key: NDArray[np.int64]) -> bool:
-        """Whether positions are an input in the context with a ``key``; local density is then as well."""

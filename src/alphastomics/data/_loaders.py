@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from alphastomics.config import Augmentation
-    from alphastomics.data._batch import Batch, RawBatch, RawContext
+    from alphastomics.data._batch import Batch, DrawsContexts, RawBatch, RawContext
     from alphastomics.data._contexts import Kind
-    from alphastomics.data._draws import DrawsContexts
 
 AHEAD = 3  # batches that are loaded ahead of the network
 

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from alphastomics.nn.config import DenoiserConfig
     from alphastomics.nn.geometry import Geometry
 
-EXPANSION = 3  # hidden width of the feed-forward network over d
+EXPANSION = 4  # hidden width of the feed-forward network over d
 
 
 class FeedForward(nn.Sequential):
-    """Two-layer network for each cell, with a hidden width of 3 d."""
+    """Two-layer network for each cell, with a hidden width of 4 d."""
 
     def __init__(self, d_model: int) -> None:
         hidden = EXPANSION * d_model
