@@ -133,7 +133,7 @@ def first_gradient(model, train_briefly, **arguments):
 
 @pytest.mark.parametrize("mode", ["expr_to_pos", "any"])
 def test_a_batch_in_parts_has_the_gradient_of_the_whole(small, make_model, train_briefly, mode):
-    """In single precision, to 1e-5 of its norm."""
+    """To sixteen roundings in single precision, relative to its norm."""
     sizes = {"context_size": 50, "batch_size": 200}
     whole, trainer = first_gradient(make_model(small, mode=mode), train_briefly, **sizes)
     parts, other = first_gradient(make_model(small, mode=mode), train_briefly, micro_batch_size=50, **sizes)
@@ -141,7 +141,8 @@ def test_a_batch_in_parts_has_the_gradient_of_the_whole(small, make_model, train
     assert other.num_training_batches == 4 * trainer.num_training_batches
     assert whole.keys() == parts.keys()
     norm = torch.nn.utils.get_total_norm(whole.values())
-    assert float(torch.nn.utils.get_total_norm([whole[name] - parts[name] for name in whole])) <= 1e-5 * float(norm)
+    difference = torch.nn.utils.get_total_norm([whole[name] - parts[name] for name in whole])
+    assert float(difference) <= 16 * torch.finfo(torch.float32).eps * float(norm)
 
 
 def test_parts_multiply_accumulate_grad_batches(small, make_model, train_briefly):

@@ -141,17 +141,17 @@ class RawBatch(NamedTuple):
     shift: torch.Tensor
 
 
-class DrawsContexts(Protocol):
-    """Draws the random numbers of the contexts of a training."""
+class DrawFunction(Protocol):
+    """Function that draws the random numbers of a training step."""
 
     def __call__(self, batch: Batch) -> Draws:
         """Draw for the contexts of a batch."""
 
     def given(self, key: NDArray[np.int64]) -> bool:
-        """Whether positions are an input in the context with a ``key``; local density is then as well."""
+        """Whether positions, and with them local density, are an input in the context with a ``key``."""
 
 
-def collate_raw(contexts: Sequence[RawContext], draw: DrawsContexts | None) -> RawBatch:
+def collate_raw(contexts: Sequence[RawContext], draw: DrawFunction | None) -> RawBatch:
     """Pad contexts to the longest and stack them, as :func:`collate` does, and ``draw`` the random numbers of a training step."""
     raw = _stack_one(contexts[0]) if len(contexts) == 1 and len(contexts[0].factor) else _stack(contexts)
     return raw if draw is None else raw._replace(batch=raw.batch._replace(draws=draw(raw.batch)))
@@ -246,11 +246,11 @@ def _as_array(value: Any) -> NDArray[Any]:
 
 def encode_batch(raw: RawBatch, encoder: Encoder) -> Batch:
     """Transform a batch to network units and apply gains and shifts; the values of ``raw`` are overwritten."""
-    batch, real = raw.batch, raw.batch.mask[..., None].float()  # products with Booleans take twice as long on a CPU
+    batch, real = raw.batch, raw.batch.mask[..., None]
     network = encoder.encode_tensor(batch.expression, raw.factor)
     target = batch.target
     if target.shape[-1]:
         clean = network if raw.target_factor is None else encoder.encode_tensor(target, raw.target_factor)
-        target = clean * real * batch.present[:, None].float()
+        target = clean * real * batch.present[:, None]  # on a CPU, broadcasting `&` to (B, N, G) takes longer
     expression = network.mul_(raw.gain[:, None]).add_(raw.shift[:, None]).mul_(real)
     return batch._replace(expression=expression, target=target)

@@ -21,7 +21,7 @@ from alphastomics.data._encode import NOT_THINNED
 from alphastomics.data._local_density import RANKS, local_density
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -150,18 +150,17 @@ class ContextDataset(Dataset[Context]):
         expression = encode(context.expression, raw.factor, context.slice_index) * gain + shift
         return context._replace(expression=expression, target=target)
 
-    def key(self, index: int) -> NDArray[np.int64]:
-        """(seed, epoch, index), which seeds the draws for a context of the current epoch."""
-        return np.array([self.seed, self.epoch, index], dtype=np.int64)
+    def raw(self, index: int, *, given: Callable[[NDArray[np.int64]], bool] | None = None) -> RawContext:
+        """Draw a context of the current epoch, with expression in user units; see :meth:`ContextLoader.encode`.
 
-    def raw(self, index: int, *, with_local_density: bool = True) -> RawContext:
-        """Draw a context of the current epoch, with expression in user units; see :meth:`ContextLoader.encode`."""
+        Local density is 0 if ``given``, a function of the key, is false: positions are then no input of the network.
+        """
         if not 0 <= index < len(self):
             raise IndexError(f"Context {index} of {len(self)}.")
         epoch = self.epoch
         slice_index, cells = self._divider.cells(epoch, index)
         if not len(cells):
-            return self._padding(index)
+            return self._padding(epoch, index)
         augmentation = self.augmentation
         # Creating a generator takes a good part of the time of a context, so it is skipped without random changes.
         rng = make_generator(DRAW, self.seed, epoch, index) if augmentation else None
@@ -170,6 +169,7 @@ class ContextDataset(Dataset[Context]):
         change = change_genes(present, augmentation, rng)
         rows = self.source.slices[slice_index].rows.take(cells)
         values, factor = self.source.values(rows, thinning=change.thinning, rng=rng)
+        key = np.array([self.seed, epoch, index], dtype=np.int64)
         target, target_factor = np.empty((len(rows), 0), dtype=np.float32), None
         if self.targets:
             target = values
@@ -182,24 +182,24 @@ class ContextDataset(Dataset[Context]):
             present=present,
             dropout=change.dropout,
             target=target,
-            local_density=self._local_density(slice_index, cells, epoch, index, known=with_local_density),
+            local_density=self._local_density(slice_index, cells, key, known=given is None or given(key)),
             sequence=self._sequence(rows),
             cell_type=self.source.cell_type(rows),
             center=center,
             slice_index=slice_index,
             rows=rows,
-            key=self.key(index),
+            key=key,
         )
         return RawContext(context, factor, target_factor, change.gain, change.shift)
 
     def _local_density(
-        self, slice_index: int, cells: NDArray[np.int64], epoch: int, index: int, *, known: bool
+        self, slice_index: int, cells: NDArray[np.int64], key: NDArray[np.int64], *, known: bool
     ) -> NDArray[np.float32]:
         """Local density of some cells, with augmentation among a random share of the cells of the slice; 0 unless ``known``."""
         position = self.source.slices[slice_index].position
         if not self.targets or position is None or not known:
             return np.zeros((len(cells), len(RANKS) if self.targets else 0), dtype=np.float32)
-        rng = make_generator(THIN, self.seed, epoch, index)
+        rng = make_generator(THIN, *map(int, key))
         density = rng.uniform(MIN_DENSITY, 1.0) if self.augmentation else 1.0
         return local_density(position, cells, among=rng.random(len(position)) < density)
 
@@ -210,9 +210,9 @@ class ContextDataset(Dataset[Context]):
             return np.empty((len(rows), 0), dtype=np.float32)
         return (order - order.min()).astype(np.float32)[:, None]
 
-    def _padding(self, index: int) -> RawContext:
+    def _padding(self, epoch: int, index: int) -> RawContext:
         """A context without cells."""
-        schema, key = self.source.schema, self.key(index)
+        schema, key = self.source.schema, np.array([self.seed, epoch, index], dtype=np.int64)
         n_ranks, ordered = len(RANKS) if self.targets else 0, schema.sequence_key is not None
         context = empty_context(schema.n_genes, schema.n_dims, n_ranks, key, sequence=ordered)
         nothing = np.zeros(schema.n_genes, dtype=np.float32)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from alphastomics.config import Augmentation
-    from alphastomics.data._batch import Batch, DrawsContexts, RawBatch, RawContext
+    from alphastomics.data._batch import Batch, DrawFunction, RawBatch, RawContext
     from alphastomics.data._contexts import Kind
 
 AHEAD = 3  # batches that are loaded ahead of the network
@@ -52,7 +52,7 @@ class ContextLoader:
         Whether batches are :class:`RawBatch`, with expression in user units, which :meth:`encode` transforms to network
         units on the training device; otherwise they are :class:`Batch`.
     draw
-        Draws the random numbers of a training step; None: batches have none.
+        Function that draws the random numbers of a training step; None: batches have none.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ContextLoader:
         world_size: int = 1,
         prefetch: bool = True,
         raw: bool = True,
-        draw: DrawsContexts | None = None,
+        draw: DrawFunction | None = None,
     ) -> None:
         self.dataset, self.num_workers, self.prefetch, self.is_raw = dataset, num_workers, prefetch, raw
         self._contexts, self._collate = _Raw(dataset, draw), partial(collate_raw, draw=draw)
@@ -155,12 +155,11 @@ class ContextLoader:
 class _Raw(Dataset["RawContext"]):
     """Contexts with expression in user units, and with local density where it is an input of the network."""
 
-    def __init__(self, dataset: ContextDataset, draw: DrawsContexts | None) -> None:
+    def __init__(self, dataset: ContextDataset, draw: DrawFunction | None) -> None:
         self.dataset, self.draw = dataset, draw
 
     def __getitem__(self, index: int) -> RawContext:
-        given = self.draw is None or self.draw.given(self.dataset.key(index))
-        return self.dataset.raw(index, with_local_density=given)
+        return self.dataset.raw(index, given=None if self.draw is None else self.draw.given)
 
 
 def create_dataloaders(

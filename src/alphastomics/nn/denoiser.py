@@ -154,7 +154,7 @@ class Denoiser(nn.Module):
         if observed is None:
             return torch.where(absent, self.expression_missing, self._embed(expression))
         observed = observed.to(expression.dtype)
-        expression = expression.masked_fill(observed < absent, 0.0)
+        expression = expression.masked_fill(observed < absent, 0.0)  # absent, and not observed
         mark = observed @ self.expression_observed / self.config.n_genes**0.5
         embedding = self._embed(expression) + mark
         nothing = observed.sum(dim=-1, keepdim=True) == 0
