@@ -55,6 +55,7 @@ CHANGES = {
 NETWORKS = {
     "unseen": "four heads",
     "unseen_two_heads": "default: two heads",
+    "unseen_narrow_heads": "four heads of 16 channels",
     "unseen_rate": "two heads, learning rate of 1.5e-3",
     "unseen_relu": "two heads, ReLU",
     "unseen_feedforward_3d": "two heads, 3 d, learning rate of 1.5e-3",
