@@ -158,9 +158,10 @@ class ContextDataset(Dataset[Context]):
         if not 0 <= index < len(self):
             raise IndexError(f"Context {index} of {len(self)}.")
         epoch = self.epoch
+        key = np.array([self.seed, epoch, index], dtype=np.int64)
         slice_index, cells = self._divider.cells(epoch, index)
         if not len(cells):
-            return self._padding(epoch, index)
+            return self._padding(key)
         augmentation = self.augmentation
         # Creating a generator takes a good part of the time of a context, so it is skipped without random changes.
         rng = make_generator(DRAW, self.seed, epoch, index) if augmentation else None
@@ -169,7 +170,6 @@ class ContextDataset(Dataset[Context]):
         change = change_genes(present, augmentation, rng)
         rows = self.source.slices[slice_index].rows.take(cells)
         values, factor = self.source.values(rows, thinning=change.thinning, rng=rng)
-        key = np.array([self.seed, epoch, index], dtype=np.int64)
         target, target_factor = np.empty((len(rows), 0), dtype=np.float32), None
         if self.targets:
             target = values
@@ -210,9 +210,9 @@ class ContextDataset(Dataset[Context]):
             return np.empty((len(rows), 0), dtype=np.float32)
         return (order - order.min()).astype(np.float32)[:, None]
 
-    def _padding(self, epoch: int, index: int) -> RawContext:
+    def _padding(self, key: NDArray[np.int64]) -> RawContext:
         """A context without cells."""
-        schema, key = self.source.schema, np.array([self.seed, epoch, index], dtype=np.int64)
+        schema = self.source.schema
         n_ranks, ordered = len(RANKS) if self.targets else 0, schema.sequence_key is not None
         context = empty_context(schema.n_genes, schema.n_dims, n_ranks, key, sequence=ordered)
         nothing = np.zeros(schema.n_genes, dtype=np.float32)
