@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alphastomics.config import NetworkConfig
+from alphastomics.nn.attention.softmax import KEY_STRIDE
 from alphastomics.train.forward import FRAME_CELLS
 from benchmarks._report import machine, versions, write_json
 from benchmarks._runner import RESULTS
@@ -72,13 +73,14 @@ class Size:
         d, g, n_dims, a = self.width, self.genes, self.dims, self.attention
         entry = 3 * d * g + (2 * FREQUENCIES + n_dims + RANKS) * d  # inputs, which need no gradient
         encoder = entry + 4 * d**2
-        blocks = self.layers * (8 * d**2 + 4 * d * a + d * self.heads)
+        blocks = self.layers * (8 * d**2 + 2 * d * a + d * self.heads)
+        keys = 2 * self.layers * d * a  # and values
         ends = d * g + d * n_dims
-        attention = 4 * self.layers * a * n_cells
-        step = 3 * (2 * (encoder + blocks + ends) + attention) - 2 * entry
+        attention = 4 * self.layers * a * n_cells / KEY_STRIDE
+        step = 3 * (2 * (encoder + blocks + keys / KEY_STRIDE + ends) + attention) - 2 * entry
         cells = min(FRAME_CELLS, n_cells)
         expression = 2 * d * g + 2 * d**2
-        canonical = 2 * (expression + blocks + d * n_dims) + 4 * self.layers * a * cells
+        canonical = 2 * (expression + blocks + keys + d * n_dims) + 4 * self.layers * a * cells
         return step + canonical * cells / n_cells
 
 

@@ -53,8 +53,9 @@ CHANGES = {
     "composition": "one type ten times as frequent",
 }
 NETWORKS = {
+    "unseen_quarter_keys": "default: four heads, a quarter of the keys",
     "unseen": "four heads",
-    "unseen_two_heads": "default: two heads",
+    "unseen_two_heads": "two heads",
     "unseen_narrow_heads": "four heads of 16 channels",
     "unseen_rate": "two heads, learning rate of 1.5e-3",
     "unseen_relu": "two heads, ReLU",
@@ -215,12 +216,15 @@ def network_table(folder: Path = RESULTS) -> str:
         if (path := folder / f"{name}.json").is_file()
     }
     folds = dict.fromkeys(entry["fold"] for entries in runs.values() for entry in entries)
-    lines = [["fold", "network", *SCORES.values()]]
+    lines = [["fold", "network", "seeds", *SCORES.values()]]
     for fold in folds:
         found = {title: summarize(entries, [_models.DEFAULT], [fold], unseen.SEEDS) for title, entries in runs.items()}
         rows = {title: summary[_models.DEFAULT] for title, summary in found.items() if summary}
         if len(rows) > 1:
-            lines += [[fold, title, *(f"{row[score][0]:.3f}" for score in SCORES)] for title, row in rows.items()]
+            lines += [
+                [fold, title, str(row["n_seeds"]), *(f"{row[score][0]:.3f}" for score in SCORES)]
+                for title, row in rows.items()
+            ]
     return markdown(lines)
 
 

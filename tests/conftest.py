@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# One thread per process and no window, decided before NumPy, PyTorch or Matplotlib are first imported.
+# One thread per process and no window, decided before NumPy, PyTorch or Matplotlib are first imported. Numba, which scanpy uses, would
+# give its number of threads to PyTorch and scikit-learn.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 import numpy as np

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import doctest
-import os
 import re
 from functools import partial, wraps
 from importlib import import_module
@@ -83,11 +82,8 @@ class Outputs(doctest.OutputChecker):
 @pytest.fixture
 def short_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small networks, which are trained for an epoch, whatever width and time an example asks for."""
-    import torch
-
     from alphastomics.model import AlphaSTomics
 
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # Numba, which scanpy uses, raises it
     train, init = AlphaSTomics.train, AlphaSTomics.__init__
 
     @wraps(train)

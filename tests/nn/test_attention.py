@@ -37,7 +37,8 @@ def dense(module: SoftmaxAttention, x: np.ndarray, mask: np.ndarray) -> np.ndarr
     heads = []
     for h in range(module.n_heads):
         channels = slice(h * d_head, (h + 1) * d_head)
-        q, k, v = (part[:, channels] for part in np.split(linear(module.qkv, x), 3, axis=1))
+        parts = linear(module.q, x), *np.split(linear(module.kv, x), 2, axis=1)
+        q, k, v = (part[:, channels] for part in parts)
         if list(module.q_norm.parameters()):
             q, k = (
                 y / np.sqrt((y**2).mean(1, keepdims=True)) * norm.scale.detach().numpy()
@@ -74,6 +75,18 @@ def test_no_cell_attends_to_masked_cells(gate_type):
     torch.testing.assert_close(module(changed, mask=mask.expand(2, 7))[:, :5], module(x[:, :5]))
 
 
+@pytest.mark.parametrize("n", [1, 7, 8])
+def test_in_training_cells_attend_to_every_third(n):
+    module, x = attention(key_stride=3).train(), cells(n=n)
+    mask = torch.ones(2, n, dtype=torch.bool)
+    mask[1, n // 2 + 1 :] = False
+    third = np.arange(n) % 3 == 0
+    for i, actual in enumerate(module(x, mask=mask).detach()):
+        np.testing.assert_allclose(actual, dense(module, x[i].numpy(), mask[i].numpy() & third), atol=1e-9)
+    torch.testing.assert_close(module(x[:1]), module(x, mask=mask)[:1])
+    np.testing.assert_allclose(module.eval()(x)[0].detach(), dense(module, x[0].numpy(), third | True), atol=1e-9)
+
+
 def test_every_cell_attends_to_every_other():
     module, x = attention(), cells(b=1).requires_grad_()
     for i in range(7):
@@ -99,8 +112,9 @@ def test_norms_bound_the_scores():
     module, x = attention(use_qk_norm=True), cells()
     expected = module(x)
     with torch.no_grad():
-        module.qkv.weight[: 2 * 16] *= 100
-        module.qkv.bias[: 2 * 16] *= 100
+        for layer in (module.q, module.kv):
+            layer.weight[:16] *= 100
+            layer.bias[:16] *= 100
     torch.testing.assert_close(module(x), expected, atol=1e-6, rtol=1e-6)
 
 
@@ -112,7 +126,7 @@ def test_the_attention_matrix_is_never_formed(masked):
     mask = (torch.arange(n) < n - 3)[None] if masked else None
     with LargestTensor() as largest:
         module(x, mask=mask).sum().backward()
-    assert 3 * n * d <= largest.entries < n * n / 8
+    assert 2 * n * d <= largest.entries < n * n / 8
 
 
 def test_invalid_arguments_raise():

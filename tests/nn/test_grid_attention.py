@@ -25,7 +25,8 @@ def attention(n_dims: int = 2, angle: float = 0.3, **kwargs) -> GridAttention:
     module = GridAttention(D_MODEL, H, n_dims=n_dims, angle=angle, **kwargs).double()
     with torch.no_grad():
         for part in (module.along_rows, module.along_columns):
-            part.qkv.weight *= 2
+            part.q.weight *= 2
+            part.kv.weight *= 2
     return module
 
 

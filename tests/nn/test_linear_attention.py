@@ -23,7 +23,9 @@ def make(kind: str):
     torch.manual_seed(0)
     module = KINDS[kind]().double()
     with torch.no_grad():
-        module.qkv.weight *= 3  # attention that is far from uniform
+        for name, layer in module.named_children():
+            if name in ("q", "kv", "qkv"):
+                layer.weight *= 3  # attention that is far from uniform
     return module
 
 
@@ -100,7 +102,8 @@ def test_weights_are_those_that_attention_uses(kind, masked, x, mask):
     module, mask = make(kind), mask if masked else None
     weights = module.weights(x, torch.arange(7), mask=mask)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 7, dtype=torch.float64))
-    v = module.qkv(x)[..., 32:].view(2, 7, 4, 4).transpose(1, 2)
+    values = module.qkv(x)[..., 32:] if kind == "linear" else module.kv(x)[..., 16:]
+    v = values.view(2, 7, 4, 4).transpose(1, 2)
     mixed = (weights @ v).transpose(1, 2)
     gates = module.gates(x)
     if gates is not None:

@@ -40,7 +40,8 @@ def attention(form: str, *, dtype: torch.dtype = torch.float64) -> NeighborAtten
     torch.manual_seed(0)
     module = NeighborAttention(D_MODEL, H, **FORMS[form])
     with torch.no_grad():
-        module.qkv.weight *= 2
+        module.q.weight *= 2
+        module.kv.weight *= 2
         module.edge.weight *= 5
     return module.to(dtype)
 
@@ -94,7 +95,8 @@ def dense(module: NeighborAttention, x: torch.Tensor, geometry: Geometry, mask: 
     heads, matrices, seen, pair_seen = [], [], [], []
     columns = module.pair_columns
     for h in range(H):
-        q, k, v = (part[:, h * d_h : (h + 1) * d_h] for part in affine(module.qkv, x).split(D_MODEL, dim=1))
+        parts = affine(module.q, x), *affine(module.kv, x).split(D_MODEL, dim=1)
+        q, k, v = (part[:, h * d_h : (h + 1) * d_h] for part in parts)
         score = rms(q, module.q_norm) @ rms(k, module.k_norm).T / d_h**0.5 + e @ module.edge.weight[h]
         if columns is not None:
             left, right = geometry.pairs.left[b], geometry.pairs.right[b]
@@ -360,5 +362,5 @@ def test_shapes_alone_are_computed_quickly():
         y = module(x, geometry)
         y.sum().backward()
     assert y.shape == (1, n, 128)
-    assert module.qkv.weight.grad.shape == (384, 128)
+    assert module.kv.weight.grad.shape == (256, 128)
     assert time.process_time() - start < 5

@@ -98,6 +98,19 @@ def on_processes(case: Case, parallel: SequenceParallel) -> list[Tensor]:
     return [x.detach().double() for x in (o, *(x.grad for x in local))]
 
 
+@given(n=st.integers(1, 40), world_size=st.integers(1, 4), stride=st.integers(1, 5))
+def test_keys_are_those_of_a_single_process(n, world_size, stride):
+    x = torch.arange(1.0, n + 1).expand(2, n)
+    keys, real = [], []
+    for rank in range(world_size):
+        parallel = SequenceParallel()
+        parallel.rank, parallel.world_size = rank, world_size
+        keys.append(parallel.every(parallel.split(x), stride))
+        real.append(parallel.every(parallel.split(torch.ones_like(x, dtype=torch.bool)), stride))
+    assert len({part.shape for part in keys}) == 1
+    assert torch.equal(torch.cat(keys, 1)[torch.cat(real, 1)].view(2, -1), x[:, ::stride])
+
+
 # -- a network ---------------------------------------------------------------------------------------------------------
 
 

@@ -197,7 +197,7 @@ def test_a_part_of_a_part_can_be_kept():
     first, other = stack[0].attention, stack[3].attention
     assert first.gate is not other.gate
     assert first.gate.weight is not other.gate.weight
-    assert first.qkv is other.qkv
+    assert first.kv is other.kv
     assert stack[0].ffn is stack[3].ffn
     copy = blocks("universal", unshared=(*NORMS, "attention.gate"))
     copy.load_state_dict(stack.state_dict())

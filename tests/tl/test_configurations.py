@@ -34,7 +34,7 @@ def test_sizes_agree_except_for_full_experts_and_their_match(counts):
 
 
 def test_counts_follow_from_the_architecture(counts):
-    d, layers, heads, d_head = 128, 4, 2, 32
+    d, layers, heads, d_head = 128, 4, 4, 32
     gated = counts["gated"]
     norms = 2 * d_head
     assert gated.total == gated.active

@@ -132,6 +132,7 @@ def test_the_canonical_frame_does_not_depend_on_the_frame_of_the_slice(make_plan
 
 def test_the_canonical_frame_is_a_rigid_motion_onto_the_conditional_mean(make_plan, make_batch):
     plan, batch = make_plan(), make_batch()
+    plan.module.eval()
     mean = plan.objective.conditional_mean(batch.expression, batch.mask).detach()
     expected = center(align(batch.position, mean, batch.mask), batch.mask)
     torch.testing.assert_close(canonical(plan, batch), expected, atol=1e-4, rtol=1e-4)

@@ -90,7 +90,7 @@ class NetworkConfig:
     SECTION: ClassVar[str] = "model"
 
     d_model: int = setting(128, ge=1)
-    n_heads: int = setting(2, ge=1)
+    n_heads: int = setting(4, ge=1)
     n_layers: int = setting(4, ge=1)
     dropout: float | None = setting(None, ge=0, lt=1)
     attention: AttentionKind = "full"

@@ -9,7 +9,7 @@ from alphastomics.nn.attention.grid import GridAttention
 from alphastomics.nn.attention.linear import LinearAttention
 from alphastomics.nn.attention.local_global import LocalGlobalAttention
 from alphastomics.nn.attention.neighbor import NeighborAttention
-from alphastomics.nn.attention.softmax import SoftmaxAttention
+from alphastomics.nn.attention.softmax import KEY_STRIDE, SoftmaxAttention
 from alphastomics.nn.pair.features import N_CHANNELS
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def make_attention(config: DenoiserConfig, *, angle: float = 0.0) -> nn.Module:
                 raise ValueError(f"gate_type={config.gate_type!r} has no effect on attention='linear'; leave it out")
             return LinearAttention(*sizes)
         case "full":
-            return SoftmaxAttention(*sizes, **gates)
+            return SoftmaxAttention(*sizes, key_stride=KEY_STRIDE, **gates)
         case "geometric":
             return GeometricAttention(*sizes, n_dims=config.n_dims, n_pair_channels=n_pair_channels, **gates)
         case "neighbor":

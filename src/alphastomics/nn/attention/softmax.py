@@ -5,7 +5,8 @@ r"""Gated softmax attention (Qiu et al., NeurIPS 2025).
     o = W_o\big[\sigma(x W_g) \odot \operatorname{softmax}(q k^\top / \sqrt{d_h})\, v\big], \qquad d_h = \min(d / H, 32)
 
 with RMS-normalized q and k. The H heads may have fewer channels together than x. The gate is one number per head
-(``"headwise"``), one per channel (``"elementwise"``), or absent.
+(``"headwise"``), one per channel (``"elementwise"``), or absent. In training, k and v may be those of a part of the cells only: every
+r-th one. All cells attend to these.
 ``scaled_dot_product_attention`` computes attention without forming the N x N matrix.
 """
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 
 MAX_CHANNELS = 32  # of a head
+KEY_STRIDE = 4  # r of full attention
 BLOCK = 2**23  # entries of the attention matrix in memory at a time, in `received`
 
 
@@ -71,6 +73,8 @@ class SoftmaxAttention(nn.Module):
         ``"headwise"`` adds d * H weights, ``"elementwise"`` d * H * d_h, ``"none"`` none.
     use_qk_norm
         Whether q and k are RMS-normalized per head.
+    key_stride
+        r, in training; 1 for attention to all cells.
     """
 
     def __init__(
@@ -80,23 +84,24 @@ class SoftmaxAttention(nn.Module):
         *,
         gate_type: GateType = NetworkConfig.gate_type,
         use_qk_norm: bool = NetworkConfig.use_qk_norm,
+        key_stride: int = 1,
     ) -> None:
         super().__init__()
-        self.n_heads, self.d_head = n_heads, channels_per_head(d_model, n_heads)
+        self.n_heads, self.d_head, self.key_stride = n_heads, channels_per_head(d_model, n_heads), key_stride
         width = n_heads * self.d_head
         gates = {"headwise": n_heads, "elementwise": width, "none": 0}
         if gate_type not in gates:
             raise ValueError(f"gate_type={gate_type!r} is unknown; choose from {sorted(gates)}")
-        self.qkv = nn.Linear(d_model, 3 * width)
+        self.q, self.kv = nn.Linear(d_model, width), nn.Linear(d_model, 2 * width)
         self.gate = nn.Linear(d_model, gates[gate_type], bias=False) if gates[gate_type] else None
         self.q_norm = HeadNorm(self.d_head) if use_qk_norm else nn.Identity()
         self.k_norm = HeadNorm(self.d_head) if use_qk_norm else nn.Identity()
         self.out = nn.Linear(width, d_model)
 
-    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Normed q and k, and v, each (B, H, N, d_h)."""
-        b, n, _ = x.shape
-        q, k, v = self.qkv(x).view(b, n, 3, self.n_heads, self.d_head).permute(2, 0, 3, 1, 4)
+    def heads(self, x: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Normed q of ``x`` (B, N, d), and normed k and v of ``keys`` (B, M, d), by default ``x``, each (B, H, N or M, d_h)."""
+        q = self.q(x).unflatten(-1, (self.n_heads, self.d_head)).transpose(1, 2)
+        k, v = self.kv(x if keys is None else keys).unflatten(-1, (2, self.n_heads, self.d_head)).permute(2, 0, 3, 1, 4)
         return self.q_norm(q), self.k_norm(k), v
 
     def forward(self, x: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
@@ -105,7 +110,12 @@ class SoftmaxAttention(nn.Module):
         Only ``geometry.parallel`` is used.
         """
         b, n, _ = x.shape
-        o = _attend(*self.heads(x), mask, processes_of(geometry)).transpose(1, 2)  # (B, N, H, d_h)
+        parallel, stride = processes_of(geometry), self.key_stride if self.training else 1
+        if mask is None and parallel.world_size > 1:
+            mask = x.new_ones(b, n, dtype=torch.bool)
+        q, k, v = self.heads(x, parallel.every(x, stride))
+        key_mask = None if mask is None else parallel.every(mask, stride)
+        o = _attend(q, k, v, mask, key_mask, parallel).transpose(1, 2)  # (B, N, H, d_h)
         gates = self.gates(x)
         if gates is not None:
             o = o * gates.view(b, n, self.n_heads, -1)
@@ -140,9 +150,11 @@ class SoftmaxAttention(nn.Module):
         return scores.softmax(dim=-1)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, parallel: SequenceParallel) -> Tensor:
-    """Attention (B, H, N, d_h) of q to k and v, all of this shape."""
-    if parallel.world_size == 1:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=None if mask is None else mask[:, None, None, :])
-    mask = q.new_ones(q.shape[0], q.shape[2], dtype=torch.bool) if mask is None else mask
-    return split_attention(q, k, v, mask, parallel)
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, key_mask: Tensor | None, parallel: SequenceParallel
+) -> Tensor:
+    """Attention (B, H, N, d_h) of q, of real cells ``mask`` (B, N), to k and v, those of real cells ``key_mask`` (B, M)."""
+    if mask is None or key_mask is None or parallel.world_size == 1:
+        attn_mask = None if key_mask is None else key_mask[:, None, None, :]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
+    return split_attention(q, k, v, mask, parallel, key_mask=key_mask)

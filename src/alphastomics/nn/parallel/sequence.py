@@ -63,6 +63,13 @@ class SequenceParallel:
         """Gather the first ``n_cells`` cells of all, at most N, on every process."""
         return self.gather(x.narrow(dim, 0, min(n_cells, x.shape[dim])), n_cells, dim)
 
+    def every(self, x: Tensor, stride: int) -> Tensor:
+        """Take every ``stride``-th of all cells from ``x`` (B, n, ...): those of this process, and padding up to the size n / ``stride``."""
+        n = x.shape[1]
+        own = x[:, -(self.rank * n) % stride :: stride]
+        missing = -(-n // stride) - own.shape[1]
+        return torch.cat([own, own.new_zeros(own.shape[0], missing, *own.shape[2:])], 1) if missing else own
+
     def resplit(self, x: Tensor, *, whole: int, split: int) -> Tensor:
         """Gather the axis ``split`` and split the axis ``whole``, a multiple of W, over the processes instead."""
         if self.world_size == 1:
