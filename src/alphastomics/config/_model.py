@@ -39,10 +39,10 @@ class NetworkConfig:
     dropout
         Probability of setting an output of a branch of a block to 0 in training. By default it is derived from the number and kind of the cells.
     attention
-        Kind of attention. ``full``: softmax attention between all cells. ``linear``: linear attention, a baseline whose cost is
-        linear in the number of cells. ``geometric``: softmax attention between all cells that decays with distance.
-        ``neighbor``: softmax attention to the nearest cells and linear attention to all cells. ``axial``: attention along the
-        rows and columns of a grid.
+        Kind of attention. ``full``: softmax attention between all cells, in training to every fourth of them. ``linear``: linear
+        attention, a baseline whose cost is linear in the number of cells. ``geometric``: softmax attention between all cells that
+        decays with distance. ``neighbor``: softmax attention to the nearest cells and linear attention to all cells. ``axial``:
+        attention along the rows and columns of a grid.
     pair_features
         ``factorized``: low-rank features of pairs of cells, for geometric and neighbor attention. By default none.
     rank
