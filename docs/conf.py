@@ -62,7 +62,10 @@ _others = [
 ]  # fmt: skip
 # Attributes of a class keep the names under which an annotation imports PyTorch's tensor and NumPy's arrays.
 nitpick_ignore_regex = [
-    ("py:class", r"alphastomics\.data\.(_batch\.(RawContext|DrawFunction)|_draws\.Draws)|Draws"),  # internal to the loader
+    (
+        "py:class",
+        r"alphastomics\.data\.(_batch\.(RawContext|DrawFunction)|_draws\.Draws)|Draws",
+    ),  # internal to the loader
     (
         "py:class",
         r"alphastomics\.config\.(_sampling\.InferenceConfig|_data\.(Keys|Frame)Config)",
