@@ -111,11 +111,8 @@ class SoftmaxAttention(nn.Module):
         """
         b, n, _ = x.shape
         parallel, stride = processes_of(geometry), self.key_stride if self.training else 1
-        if mask is None and parallel.world_size > 1:
-            mask = x.new_ones(b, n, dtype=torch.bool)
-        q, k, v = self.heads(x, parallel.every(x, stride))
-        key_mask = None if mask is None else parallel.every(mask, stride)
-        o = _attend(q, k, v, mask, key_mask, parallel).transpose(1, 2)  # (B, N, H, d_h)
+        heads = self.heads(x, parallel.every(x, stride))
+        o = _attend(*heads, mask, parallel, stride).transpose(1, 2)  # (B, N, H, d_h)
         gates = self.gates(x)
         if gates is not None:
             o = o * gates.view(b, n, self.n_heads, -1)
@@ -150,11 +147,11 @@ class SoftmaxAttention(nn.Module):
         return scores.softmax(dim=-1)
 
 
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, key_mask: Tensor | None, parallel: SequenceParallel
-) -> Tensor:
-    """Attention (B, H, N, d_h) of q, of real cells ``mask`` (B, N), to k and v, those of real cells ``key_mask`` (B, M)."""
-    if mask is None or key_mask is None or parallel.world_size == 1:
-        attn_mask = None if key_mask is None else key_mask[:, None, None, :]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
-    return split_attention(q, k, v, mask, parallel, key_mask=key_mask)
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, parallel: SequenceParallel, stride: int) -> Tensor:
+    """Attention (B, H, N, d_h) of q to k and v of every ``stride``-th cell; real cells are ``mask`` (B, N)."""
+    if parallel.world_size == 1:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=None if mask is None else mask[:, None, None, ::stride]
+        )
+    mask = q.new_ones(q.shape[0], q.shape[2], dtype=torch.bool) if mask is None else mask
+    return split_attention(q, k, v, mask, parallel, key_mask=parallel.every(mask, stride))
