@@ -14,6 +14,7 @@ from alphastomics.data import Augmentation
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.tl import evaluate, reconstruct
 from alphastomics.tl._reconstruct import sort_arguments
+from alphastomics.train.adaptation import LEAST_SECONDS
 from small_models import BRIEF, SMALL
 
 QUICK = SMALL | BRIEF | {"max_epochs": 1}
@@ -125,14 +126,31 @@ def test_positions_of_the_query_are_not_read_in_training(query, reference, adapt
     assert query.obsm[KEY].tobytes() == poisoned.obsm[KEY].tobytes()
 
 
-@pytest.mark.filterwarnings("ignore:.*have a confidence below:UserWarning")
-def test_a_model_is_adapted_to_a_query_that_differs_from_the_reference(query, reference):
+def change_gains(query):
+    """Multiply the counts of each gene by a factor, so that the query differs from the reference."""
     gains = np.random.default_rng(0).lognormal(sigma=0.8, size=query.n_vars)
     query.X = query.X.multiply(gains).tocsr().rint().astype(np.float32)
+
+
+@pytest.mark.filterwarnings("ignore:.*have a confidence below:UserWarning")
+def test_a_model_is_adapted_to_a_query_that_differs_from_the_reference(query, reference):
+    change_gains(query)
     adapted, not_adapted = (reconstruct(query, reference, adapt=adapt, copy=True, **QUICK) for adapt in (None, False))
     assert not np.array_equal(adapted.obsm[KEY], not_adapted.obsm[KEY])
     assert adapted.uns[KEY]["params"]["adapt"]
     assert "adaptations" in adapted.uns[KEY]["training"]
+
+
+@pytest.mark.filterwarnings("ignore:.*have a confidence below:UserWarning")
+@pytest.mark.parametrize(
+    ("seconds", "adapt", "adapted"), [(LEAST_SECONDS - 1, None, False), (LEAST_SECONDS, None, True), (60, True, True)]
+)
+def test_time_is_reserved_for_an_adaptation_unless_it_is_short(query, reference, seconds, adapt, adapted):
+    change_gains(query)
+    reconstruct(query, reference, adapt=adapt, max_time=seconds, **QUICK)
+    training = query.uns[KEY]["training"]
+    assert ("adaptations" in training) == query.uns[KEY]["params"]["adapt"] == adapted
+    assert training["arguments"]["max_time"] == pytest.approx((0.7 if adapted else 1) * seconds)
 
 
 def test_a_model_is_not_adapted_to_a_query_like_the_reference(cells):

@@ -87,7 +87,7 @@ def reconstruct(
     adapt
         Adapt the trained network to the query, see :meth:`~alphastomics.model.AlphaSTomics.adapt`. By default,
         networks that are trained in this call are adapted to a query that differs from the reference, for which 30 % of
-        ``max_time`` is reserved. The weights of a `model` that is passed change.
+        ``max_time`` is reserved, unless it is shorter than 3 minutes. The weights of a `model` that is passed change.
     copy
         Return a modified copy instead of writing to `query`.
     return_model
@@ -135,6 +135,8 @@ def reconstruct(
     >>> asx.tl.reconstruct(another_query, model=model, n_samples=8)
     """
     from alphastomics.sampling._position_draws import write_positions
+    from alphastomics.train.adaptation import LEAST_SECONDS, TIME_SHARE
+    from alphastomics.train.runner import seconds_of
 
     check_in_memory(query, "query")
     if reference is not None:
@@ -175,8 +177,12 @@ def reconstruct(
     config = SamplingConfig(**(options | arguments["sample"]))
     if model is None:
         trained._check_query(cells, config)  # an invalid query must not cost a training
-        adapt = trained._differs(cells) if adapt is None else adapt
-        trained.train(**(_shortened(arguments["train"]) if adapt else arguments["train"]))
+        seconds = seconds_of(arguments["train"].get("max_time"))
+        if adapt is None:
+            adapt = (seconds is None or seconds >= LEAST_SECONDS) and trained._differs(cells)
+        if adapt and seconds is not None:
+            arguments["train"]["max_time"] = (1 - TIME_SHARE) * seconds
+        trained.train(**arguments["train"])
     if adapt:
         trained.adapt(cells, inpaint=config.inpaint)
     placed = trained._place(cells, config)
@@ -189,15 +195,6 @@ def reconstruct(
     if copy and return_model:
         return result, trained
     return result if copy else trained if return_model else None
-
-
-def _shortened(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a training that leaves time for an adaptation, if the time is limited."""
-    from alphastomics.train.adaptation import TIME_SHARE
-    from alphastomics.train.runner import seconds_of
-
-    seconds = seconds_of(arguments.get("max_time"))
-    return arguments if seconds is None else arguments | {"max_time": (1 - TIME_SHARE) * seconds}
 
 
 def sort_arguments(

@@ -17,7 +17,8 @@ the query that are not known are never read.
 
 A query that resembles the reference as much as cells of the reference resemble each other has nothing to adapt to: the errors of the
 pseudo-labels remain. :func:`alphastomics.tl.reconstruct` adapts to a query if the confidence (:mod:`alphastomics.sampling._confidence`)
-is below .05 for more than twice as many cells as in such a query.
+is below .05 for more than twice as many cells as in such a query. The mean by a network of a few hundred steps is not accurate enough to
+train on, so networks with a short limit of time are not adapted.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ ROUNDS = 2
 PASSES = 40  # over the cells of the query in a round, at most
 SHARE = 0.3  # largest number of steps, as a share of those of the training
 TIME_SHARE = 0.3  # of the time of the training
+LEAST_SECONDS = 180.0  # of training and adaptation
 RATE = 0.5  # learning rate, as a share of that of the training
 SEED = 2  # added to the seed of the training
 
