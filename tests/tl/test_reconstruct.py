@@ -13,7 +13,7 @@ import pytest
 from alphastomics.data import Augmentation
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.tl import evaluate, reconstruct
-from alphastomics.tl._reconstruct import sort_arguments
+from alphastomics.tl._reconstruct import SHORT, sort_arguments
 from alphastomics.train.adaptation import LEAST_SECONDS
 from small_models import BRIEF, SMALL
 
@@ -151,6 +151,20 @@ def test_time_is_reserved_for_an_adaptation_unless_it_is_short(query, reference,
     training = query.uns[KEY]["training"]
     assert ("adaptations" in training) == query.uns[KEY]["params"]["adapt"] == adapted
     assert training["arguments"]["max_time"] == pytest.approx((0.7 if adapted else 1) * seconds)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mode"),
+    [
+        ({}, "any"),
+        ({"max_time": SHORT}, "any"),
+        ({"max_time": SHORT - 1}, "expr_to_pos"),
+        ({"max_time": 60, "mode": "any"}, "any"),
+        ({"mode": "expr_to_pos"}, "expr_to_pos"),
+    ],
+)
+def test_a_model_with_a_short_time_only_places_cells(query, reference, arguments, mode):
+    assert reconstruct(query, reference, adapt=False, return_model=True, **QUICK, **arguments).mode == mode
 
 
 def test_a_model_is_not_adapted_to_a_query_like_the_reference(cells):

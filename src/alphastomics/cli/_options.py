@@ -240,12 +240,15 @@ class ReconstructOptions(PlacementConfig):
     n_samples
         Number of samples from which the uncertainty of the placement is estimated; 1 gives no uncertainty.
     adapt
-        Adapt the network to the query. By default, a network that is trained is adapted to a query that differs from the reference.
+        Adapt the network to the query. By default, a network that is trained is adapted to a query that differs from the reference,
+        unless ``max_time`` is shorter than 3 minutes.
+    mode
+        What the trained model samples. By default ``expr_to_pos`` if ``max_time`` is shorter than 15 minutes, otherwise ``any``.
     """
 
     n_samples: int = SamplingConfig.n_samples
     adapt: bool | None = None
-    mode: Mode = ModelConfig.mode
+    mode: Mode | None = None
     use_cell_types: bool = ModelConfig.use_cell_types
     d_model: int = NetworkConfig.d_model
     n_layers: int = NetworkConfig.n_layers

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from alphastomics.sampling._placed import Placed
 
 Arguments = dict[str, dict[str, Any]]  # keyword arguments by the function that takes them
+SHORT = 900.0  # seconds, within which a model that only places cells is more accurate than one for all modes
 
 logger = logging.getLogger(__name__)
 
@@ -95,9 +96,10 @@ def reconstruct(
     random_state
         Seed of training and sampling.
     **kwargs
-        Further arguments of :class:`~alphastomics.model.AlphaSTomics` (such as ``mode="expr_to_pos"``, which halves the time of a
-        training), its ``setup_anndata``, its ``train`` (such as ``max_time`` and ``max_epochs``) and its ``sample`` (``refine``;
-        ``independent``, for dissociated cells; and ``min_confidence``, below which the position of a cell is NaN).
+        Further arguments of :class:`~alphastomics.model.AlphaSTomics` (whose ``mode`` is ``"expr_to_pos"`` by default if
+        ``max_time`` is shorter than 15 minutes: a model that only places cells needs half of the steps), its ``setup_anndata``,
+        its ``train`` (such as ``max_time`` and ``max_epochs``) and its ``sample`` (``refine``; ``independent``, for dissociated
+        cells; and ``min_confidence``, below which the position of a cell is NaN).
 
     Returns
     -------
@@ -158,6 +160,7 @@ def reconstruct(
     position = position_key or _keys.SPATIAL
     setup = {"position_key": position, "slice_key": slice_key, "layer": layer} | arguments["setup"]
     unknown = None  # in the first form, cells without a position
+    seconds = seconds_of(arguments["train"].get("max_time"))
     if model is not None:
         check_model(model)
         _check_unused(model, arguments, position_key=position_key, slice_key=slice_key, layer=layer)
@@ -169,7 +172,8 @@ def reconstruct(
         else:
             unknown = _without_position(query, position)
             reference = query[_training_cells(query, unknown, slice_key)]
-        trained = _make_model(reference, setup, arguments["init"], random_state)
+        mode = "expr_to_pos" if seconds is not None and seconds < SHORT else ModelConfig.mode
+        trained = _make_model(reference, setup, {"mode": mode, "random_state": random_state} | arguments["init"])
     rows = _rows_to_sample(query, unknown, trained)
     cells = query if unknown is None else query[rows]
     options: dict[str, Any] = {"mode": "expr_to_pos", "inpaint": unknown is not None, "random_state": random_state}
@@ -177,7 +181,6 @@ def reconstruct(
     config = SamplingConfig(**(options | arguments["sample"]))
     if model is None:
         trained._check_query(cells, config)  # an invalid query must not cost a training
-        seconds = seconds_of(arguments["train"].get("max_time"))
         if adapt is None:
             adapt = (seconds is None or seconds >= LEAST_SECONDS) and trained._differs(cells)
         if adapt and seconds is not None:
@@ -272,15 +275,13 @@ def _check_unused(model: AlphaSTomics, arguments: Arguments, **keys: str | None)
         )
 
 
-def _make_model(
-    reference: AnnData, setup: dict[str, Any], arguments: dict[str, Any], random_state: int
-) -> AlphaSTomics:
+def _make_model(reference: AnnData, setup: dict[str, Any], arguments: dict[str, Any]) -> AlphaSTomics:
     """An untrained model of the reference, which is left unregistered."""
     from alphastomics.model import AlphaSTomics
 
     cells = shallow_copy(reference)
     AlphaSTomics.setup_anndata(cells, **setup)
-    return AlphaSTomics(cells, **{"random_state": random_state, **arguments})
+    return AlphaSTomics(cells, **arguments)
 
 
 def _rows_to_sample(query: AnnData, unknown: NDArray[np.bool_] | None, model: AlphaSTomics) -> NDArray[np.int64]:
