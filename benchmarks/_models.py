@@ -45,13 +45,13 @@ def model_path(folder: Path | None, tissue: str, fold: str, *, mode: str, seed: 
 
 
 def obtain_model(
-    fold: Fold, *, seed: int, minutes: float | None, path: Path | None, **network: Any
+    fold: Fold, *, seed: int, minutes: float | None, path: Path | None, mode: str = MODE, **network: Any
 ) -> tuple[AlphaSTomics, float]:
     """A model of the fold's reference and the seconds its training took, loaded from ``path`` if it was saved there.
 
     A saved model counts only if it was trained with the same parameters. A new one is saved when ``path`` is given.
     """
-    return train_or_load(fold.reference, seed=seed, minutes=minutes, mode=MODE, path=path, **network)
+    return train_or_load(fold.reference, seed=seed, minutes=minutes, mode=mode, path=path, **network)
 
 
 def train_or_load(

@@ -54,6 +54,7 @@ CHANGES = {
 }
 NETWORKS = {
     "unseen_quarter_keys": "default: four heads, a quarter of the keys",
+    "unseen_expr_to_pos": 'the same, `mode="expr_to_pos"`',
     "unseen": "four heads",
     "unseen_two_heads": "two heads",
     "unseen_narrow_heads": "four heads of 16 channels",

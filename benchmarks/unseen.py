@@ -9,7 +9,7 @@ which they were published or chosen elsewhere.
 ``--ceilings`` also trains models of references that are changed like the query, which shows what the change itself costs; ``shares``
 compares the scores of changed queries with these. ``not_adapted`` is the placement by a model that is not adapted to the query.
 
-``--network`` changes the network, with an ``--output`` of its own.
+``--network`` changes the network, or the mode of the model, with an ``--output`` of its own.
 
 ``ratios`` compares AlphaSTomics with the best baseline of a fold, for three scores that are better when larger, means over seeds;
 ``ranks`` has the mean rank of every method over tissues and scores, 1 is best, without changed queries. A default of the package is
@@ -75,7 +75,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="NAME=VALUE",
-        help="settings of the network of AlphaSTomics, such as d_model=64",
+        help="arguments of AlphaSTomics as JSON, such as d_model=64",
     )
     parser.add_argument("--output", type=Path, default=RESULTS / "unseen.json")
     parser.add_argument("--model-dir", type=Path, help="folder in which trained models are saved and reused")
