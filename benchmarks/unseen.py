@@ -169,7 +169,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                             run_plain(results, fold, method, seed)
                 if variants := [method for method in OURS if method in options.methods]:
                     name = group[0].name.partition(", ")[2]
-                    path = _models.model_path(options.model_dir, tissue, name, mode=_models.MODE, seed=seed)
+                    path = _models.model_path(
+                        options.model_dir, tissue, name, mode=network.get("mode", _models.MODE), seed=seed
+                    )
                     run_variants(results, group, variants, seed, path, **network)
     methods = [*options.methods, *(name for name in peers.METHODS if name not in options.methods)]
     summary = summaries([*results.entries, *published.entries], methods, options.seeds)
