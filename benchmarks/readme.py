@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from benchmarks import _models, peers, speed, unseen
+from benchmarks import _models, peers, unseen
+from benchmarks._earlier import COMMIT, EARLIER, OURS
 from benchmarks._report import markdown, mean_sd, summarize
 from benchmarks._runner import RESULTS
 from benchmarks.compare import printed
@@ -65,11 +66,12 @@ NETWORKS = {
     "unseen_layers_3": "four heads, three blocks",
     "unseen_layers_2": "four heads, two blocks",
     "unseen_width_96": "width 96, two heads of 48 channels",
+    "unseen_earlier": f"commit {COMMIT}",
 }
-"""File of the runs of each network."""
+"""File of the runs of each network, or of an earlier version."""
 TIMED = {
-    speed.OURS: "**AlphaSTomics**, `tl.reconstruct`",
-    speed.EARLIER: f"`tl.reconstruct`, commit {speed.COMMIT}",
+    OURS: "**AlphaSTomics**, `tl.reconstruct`",
+    EARLIER: f"`tl.reconstruct`, commit {COMMIT}",
     "contrastive": METHODS["contrastive"],
     "distance_mlp": METHODS["distance_mlp"],
 }
@@ -219,8 +221,8 @@ def network_table(folder: Path = RESULTS) -> str:
     folds = dict.fromkeys(entry["fold"] for entries in runs.values() for entry in entries)
     lines = [["fold", "network", "seeds", *SCORES.values()]]
     for fold in folds:
-        found = {title: summarize(entries, [_models.DEFAULT], [fold], unseen.SEEDS) for title, entries in runs.items()}
-        rows = {title: summary[_models.DEFAULT] for title, summary in found.items() if summary}
+        found = {title: summarize(entries, [OURS, EARLIER], [fold], unseen.SEEDS) for title, entries in runs.items()}
+        rows = {title: next(iter(summary.values())) for title, summary in found.items() if summary}
         if len(rows) > 1:
             lines += [
                 [fold, title, str(row["n_seeds"]), *(f"{row[score][0]:.3f}" for score in SCORES)]

@@ -1,4 +1,4 @@
-"""Time of a training step and of a placement by this version, by the commit ``COMMIT`` and by LUNA (Yu et al. 2025), in alternation.
+"""Time of a training step and of a placement by this version, by the commit of :mod:`benchmarks._earlier` and by LUNA (Yu et al. 2025), in alternation.
 
 A step has two contexts of 512 cells with 351 genes and the default network of each; the placement is that of a slice of 12,000 cells. Every
 measurement runs in a new process with one thread, one after the other, and ``ratios`` are medians over rounds of the time of this version
@@ -14,12 +14,11 @@ import os
 import statistics
 import subprocess
 import sys
-import tarfile
 import tempfile
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks._earlier import COMMIT, EARLIER, OURS, checkout
 from benchmarks._process import ONE_THREAD, ROOT
 from benchmarks._report import machine, versions, write_json
 from benchmarks._runner import RESULTS
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 RESULT = RESULTS / "speed.json"
-COMMIT = "29fee2f"
-OURS, EARLIER, LUNA = "alphastomics", f"commit {COMMIT}", "luna"
+LUNA = "luna"
 STEP_CELLS, PLACED_CELLS, GENES = 512, 12_000, 351
 REFERENCE = 8500  # cells of a slice of the reference of a training
 LUNA_REQUIREMENTS = (
@@ -38,14 +36,6 @@ LUNA_REQUIREMENTS = (
     *("axial_positional_embedding", "colt5_attention", "einops", "hyper_connections", "linformer", "local_attention"),
     "product_key_memory",
 )
-
-
-def checkout(commit: str, folder: Path) -> Path:
-    """Source folder of the package at a commit."""
-    archive = subprocess.run(["git", "archive", commit, "src"], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
-    with tarfile.open(fileobj=BytesIO(archive)) as files:
-        files.extractall(folder, filter="data")
-    return folder / "src"
 
 
 def luna_packages() -> Path:

@@ -1,4 +1,4 @@
-"""Scores of placements after ½ to 15 minutes, by this version and by the commit of :mod:`benchmarks.speed`, and of two baselines.
+"""Scores of placements after ½ to 15 minutes, by this version and by the commit of :mod:`benchmarks._earlier`, and of two baselines.
 
 ``tl.reconstruct`` with default settings and ``max_time``, in a process of its own with one thread; ``seconds`` are those of the whole process.
 Both versions run at the same time on a core each, so that a slow machine slows both. The baselines have no limit of time. The first fold of
@@ -10,11 +10,7 @@ Run as ``python -m benchmarks.time_to_accuracy`` on a machine of two cores on wh
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
-import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -25,15 +21,13 @@ import numpy as np
 import torch
 
 from benchmarks._data import BENCHMARKS, find_data
+from benchmarks._earlier import COMMIT, EARLIER, OURS, checkout, place
 from benchmarks._process import ROOT
 from benchmarks._report import Results, markdown
 from benchmarks._runner import RESULTS, run_plain, store
-from benchmarks.speed import COMMIT, EARLIER, OURS, checkout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
 
     from benchmarks._data import Fold
 
@@ -41,20 +35,6 @@ TISSUES = ("seqfish", "hypothalamus", "starmap_mpfc")
 BASELINES = ("contrastive", "distance_mlp")
 MINUTES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 THRESHOLDS = {"distance_spearman": 0.72, "knn_20": 0.145}  # of seqFISH
-
-
-def place(fold: Fold, source: Path, seed: int, minutes: float) -> tuple[NDArray[np.float64], float]:
-    """Positions of the query by the package in a source folder, in the order of ``fold.truth``, and seconds."""
-    start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as name:
-        reference, query, output = (Path(name) / part for part in ("reference.h5ad", "query.h5ad", "positions.npy"))
-        fold.reference.write_h5ad(reference)
-        fold.query.write_h5ad(query)
-        script = ROOT / "benchmarks" / "_timed_reconstruct.py"
-        command = [sys.executable, "-W", "ignore", script, reference, query, seed, 60 * minutes, output]
-        environment = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-        subprocess.run(list(map(str, command)), env=environment, stderr=subprocess.DEVNULL, check=True)
-        return fold.in_source_order(np.load(output)), round(time.perf_counter() - start, 1)
 
 
 def reached(entries: Sequence[Mapping[str, Any]], tissue: str = "seqfish") -> dict[str, float | None]:

@@ -34,6 +34,7 @@ from scipy.stats import rankdata
 
 from benchmarks import _models, peers
 from benchmarks._data import BENCHMARKS, find_data
+from benchmarks._earlier import EARLIER, run_earlier
 from benchmarks._report import Results, markdown, summarize
 from benchmarks._runner import RESULTS, run_plain, run_variants
 from benchmarks._shifts import ceilings, shifted
@@ -62,7 +63,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m benchmarks.unseen", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--tissues", nargs="+", choices=TISSUES, default=list(TISSUES))
-    parser.add_argument("--methods", nargs="+", choices=(*METHODS, *peers.PEERS), default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", choices=(*METHODS, EARLIER, *peers.PEERS), default=list(METHODS))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--no-shifts", action="store_true", help="leave out the changed queries")
     parser.add_argument(
@@ -165,6 +166,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                     for method in options.methods:
                         if method in peers.PEERS:
                             peers.run_peer(published, fold, method, seed, options.peer_dir, options.peer_minutes)
+                        elif method == EARLIER:
+                            run_earlier(results, fold, seed)
                         elif method not in OURS and not fold.name.endswith(", ceiling"):
                             run_plain(results, fold, method, seed)
                 if variants := [method for method in OURS if method in options.methods]:

@@ -80,9 +80,9 @@ def test_rows_are_kept_and_ranked(fold, tmp_path, monkeypatch):
     monkeypatch.setattr(levers, "without_gains", lambda reference, query, seed: query)
     results = Results(tmp_path / "levers.json", {"benchmark": "levers"})
     run(results, fold, ROWS, seed=0, steps=6)
-    assert trained == [6, 3, 3, 2, 2, 2, 6, 6, 6, 6]
+    assert trained == [6, 3, 3, 2, 2, 2, 6, 6, 6, 6, 6]
     run(results, fold, ROWS, seed=0, steps=6)
-    assert len(trained) == 10
+    assert len(trained) == 11
     found = ranks(results, ROWS, [0])
     assert min(found, key=found.get) == ROWS[0]
     assert max(found, key=found.get) == ROWS[-1]

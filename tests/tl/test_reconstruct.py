@@ -145,9 +145,19 @@ def test_a_model_is_adapted_to_a_query_that_differs_from_the_reference(query, re
 @pytest.mark.parametrize(
     ("seconds", "adapt", "adapted"), [(LEAST_SECONDS - 1, None, False), (LEAST_SECONDS, None, True), (60, True, True)]
 )
-def test_time_is_reserved_for_an_adaptation_unless_it_is_short(query, reference, seconds, adapt, adapted):
+def test_time_is_reserved_for_an_adaptation_unless_it_is_short(query, reference, seconds, adapt, adapted, monkeypatch):
+    from alphastomics.model import AlphaSTomics
+
+    limits, method = [], AlphaSTomics.adapt
+
+    def adapt_within(self, adata, *, inpaint, max_time):
+        limits.append(max_time)
+        method(self, adata, inpaint=inpaint, max_time=max_time)
+
     change_gains(query)
+    monkeypatch.setattr(AlphaSTomics, "adapt", adapt_within)
     reconstruct(query, reference, adapt=adapt, max_time=seconds, **QUICK)
+    assert limits == [pytest.approx(0.3 * seconds)] * adapted
     training = query.uns[KEY]["training"]
     assert ("adaptations" in training) == query.uns[KEY]["params"]["adapt"] == adapted
     assert training["arguments"]["max_time"] == pytest.approx((0.7 if adapted else 1) * seconds)

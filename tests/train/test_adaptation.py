@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import count
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,9 +13,10 @@ from tests.small_models import SMALL
 from alphastomics.data import AnnDataSource
 from alphastomics.metrics import distance_spearman
 from alphastomics.model import _adaptation
-from alphastomics.train import adaptation
+from alphastomics.train import adaptation, short_training
 from alphastomics.train.adaptation import PASSES, ROUNDS, SHARE, placed_cells
 from alphastomics.train.objective import Objective
+from alphastomics.train.short_training import train_for_steps
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +152,36 @@ def test_the_number_of_steps_is_bounded_by_all_trainings(model, query):
     expected = ROUNDS * round(SHARE * n_training / ROUNDS)
     assert expected < ROUNDS * PASSES * query.n_obs / 512
     assert model.trainings_[-1]["adaptations"][0]["n_steps"] == expected
+
+
+def test_a_limit_of_time_ends_the_training_of_both_networks(model, query, monkeypatch):
+    """The clock advances by a second whenever it is read, and both networks have the same number of steps."""
+    clock, made = count(), []
+
+    def train(*args, **kwargs):
+        made.append(train_for_steps(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(adaptation, "SHARE", 100)
+    monkeypatch.setattr(adaptation, "train_for_steps", train)
+    monkeypatch.setattr(short_training, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(adaptation, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    model.adapt(query, max_time=100)
+    assert len(made) == 2 * ROUNDS
+    assert 5 < min(made) < 20
+    assert max(made) - min(made) <= 3
+    assert next(clock) == pytest.approx(100, abs=10)
+    (entry,) = model.trainings_[-1]["adaptations"]
+    assert entry["n_steps"] == made[0] + made[2]
+
+
+def test_without_time_nothing_changes(model, query):
+    before = placed(model, query)
+    model.adapt(query, max_time=1e-9)
+    np.testing.assert_array_equal(placed(model, query), before)
+    assert model.trainings_[-1]["adaptations"][0]["n_steps"] == 0
+    with pytest.raises(ValueError, match="max_time must be positive"):
+        model.adapt(query, max_time=0)
 
 
 def placed_at(source, x):

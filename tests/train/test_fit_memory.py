@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,6 +76,33 @@ def test_given_arguments_are_kept(made: list[dict[str, Any]], asked: Any) -> Non
     assert fitter(formula(100, 2, k), recompute=asked).fit(100, 4)[:2] == (2, k)
     with pytest.raises(ValueError, match=rf"{k} of 6 blocks.* 99 cells"):
         fitter(formula(99, 1, k), recompute=asked).fit(100, 4)
+
+
+@pytest.mark.parametrize(("device", "batch_size"), [("cpu", 1024), ("mps", 1024), ("cuda", 2048)])
+def test_batches_are_larger_on_cuda(
+    made: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, device: str, batch_size: int
+) -> None:
+    def layout(batch_size: int | None, resumed: dict[str, int]) -> tuple[int, int]:
+        fitted = fit_memory.fit_batch_layout(
+            CONFIG,
+            SimpleNamespace(slices=[SimpleNamespace(rows=range(5000))]),
+            context_size=512,
+            batch_size=batch_size,
+            micro_batch_size=None,
+            budget=1.0,
+            recompute="auto",
+            accelerator="auto",
+            devices="auto",
+            accumulate=False,
+            resumed=resumed,
+        )
+        return fitted.batch_size, fitted.micro_batch_size
+
+    monkeypatch.setattr(fit_memory, "device_of", lambda accelerator, devices: torch.device(device))
+    monkeypatch.setattr(fit_memory, "usable_memory", lambda device, limit, n_processes: limit)
+    assert layout(None, {}) == (batch_size, batch_size)
+    assert layout(600, {}) == (600, 600)
+    assert layout(None, {"batch_size": 1536, "micro_batch_size": 512}) == (1536, 512)  # resumed on another device
 
 
 def test_the_longest_context_is_found_to_a_part_in_64(made: list[dict[str, Any]]) -> None:

@@ -214,7 +214,7 @@ class DemoOptions(FitOptions):
 
     mode: Mode = "expr_to_pos"
     max_time: float | str | None = 120.0
-    batch_size: int = 256
+    batch_size: int | None = 256
     context_size: int | Literal["auto"] | None = 256
 
 
@@ -225,7 +225,7 @@ class ComparisonOptions(ComparisonConfig):
     d_model: int = NetworkConfig.d_model
     n_layers: int = NetworkConfig.n_layers
     n_heads: int = NetworkConfig.n_heads
-    batch_size: int = TrainingConfig.batch_size
+    batch_size: int | None = TrainingConfig.batch_size
     context_size: int | Literal["auto"] | None = TrainingConfig.context_size
     accelerator: str = TrainerConfig.accelerator
     precision: str = TrainerConfig.precision
@@ -255,7 +255,7 @@ class ReconstructOptions(PlacementConfig):
     n_heads: int = NetworkConfig.n_heads
     max_time: float | str | None = TrainerConfig.max_time
     max_epochs: int | None = TrainerConfig.max_epochs
-    batch_size: int = TrainingConfig.batch_size
+    batch_size: int | None = TrainingConfig.batch_size
     context_size: int | Literal["auto"] | None = TrainingConfig.context_size
     accelerator: str = TrainerConfig.accelerator
     precision: str = TrainerConfig.precision

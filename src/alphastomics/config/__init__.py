@@ -65,6 +65,8 @@ from alphastomics.config._sections import (
     TrainingSection,
 )
 from alphastomics.config._training import (
+    CUDA_BATCH_SIZE as CUDA_BATCH_SIZE,
+    DEFAULT_BATCH_SIZE as DEFAULT_BATCH_SIZE,
     DEFAULT_CONTEXT_SIZE as DEFAULT_CONTEXT_SIZE,
     DEFAULT_STEPS as DEFAULT_STEPS,
     DEFAULT_VALIDATION_SIZE as DEFAULT_VALIDATION_SIZE,

@@ -28,6 +28,10 @@ Strategy = Literal[
     "ddp_notebook",
 ]
 DEFAULT_STEPS = 4000  # optimizer steps without max_epochs and max_time; half as many if all contexts are placed
+DEFAULT_BATCH_SIZE, CUDA_BATCH_SIZE = (
+    1024,
+    2048,
+)  # cells; the time of a small step on CUDA is that of launching its kernels
 DEFAULT_CONTEXT_SIZE = 512
 DEFAULT_VALIDATION_SIZE = 0.1  # with early stopping
 _GROWING = ("context_growth", *get_args(GrowthKind))
@@ -128,7 +132,7 @@ class TrainingConfig:
     Parameters
     ----------
     batch_size
-        Number of cells in a batch.
+        Number of cells in a batch. By default 1,024, or 2,048 on CUDA.
     context_size
         Number of cells per context. ``auto``: whole slices, or the longest contexts that fit in memory. By default 512, or
         ``auto`` for a model with ``context``.
@@ -170,7 +174,7 @@ class TrainingConfig:
 
     SECTION: ClassVar[str] = "training"
 
-    batch_size: int = setting(1024, ge=1)
+    batch_size: int | None = setting(None, ge=1)
     context_size: int | Literal["auto"] | None = setting(None, ge=1)
     context_kind: ContextKind = "subset"
     context_growth: GrowthKind | None = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from alphastomics.config import DEFAULT_CONTEXT_SIZE, RunConfig, TrainingConfig
+from alphastomics.config import DEFAULT_BATCH_SIZE, DEFAULT_CONTEXT_SIZE, RunConfig, TrainingConfig
 from alphastomics.data._batch import collate_raw, encode_batch
 from alphastomics.data._contexts import ContextDataset
 from alphastomics.data._encode import Encoder
@@ -164,7 +164,7 @@ class _Raw(Dataset["RawContext"]):
 
 def create_dataloaders(
     data_dir: str | PathLike[str],
-    batch_size: int = TrainingConfig.batch_size,
+    batch_size: int = DEFAULT_BATCH_SIZE,
     *,
     context_size: int = DEFAULT_CONTEXT_SIZE,
     streaming: bool = True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,8 +18,11 @@ from alphastomics.sampling._fit import fit_statistics
 from alphastomics.sampling._position_draws import predict_positions
 from alphastomics.sampling._second import weights_of
 from alphastomics.train.adaptation import LEAST_UNMATCHED, adapt
+from alphastomics.train.runner import seconds_of
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from anndata import AnnData
 
 logger = logging.getLogger(__name__)
@@ -27,7 +31,13 @@ logger = logging.getLogger(__name__)
 class AdaptationMixin(ModelBase):
     """Adapts a trained model to a query."""
 
-    def adapt(self, adata: AnnData, *, inpaint: bool = SamplingConfig.inpaint) -> None:
+    def adapt(
+        self,
+        adata: AnnData,
+        *,
+        inpaint: bool = SamplingConfig.inpaint,
+        max_time: str | timedelta | dict[str, float] | float | None = None,
+    ) -> None:
         """Adapt a trained model to the cells of a query, which it then places more accurately.
 
         The model predicts the positions of the query, and is trained further on the reference and on the query at these positions;
@@ -42,13 +52,15 @@ class AdaptationMixin(ModelBase):
             The query, not modified.
         inpaint
             Whether positions of `adata` that are not NaN are known.
+        max_time
+            Maximal duration, as in :meth:`train`. None: no limit.
 
         Raises
         ------
         RuntimeError
             If the model is not trained.
         ValueError
-            If the model does not place cells, or was loaded without its reference.
+            If the model does not place cells, or was loaded without its reference, or `max_time` is not positive.
 
         Examples
         --------
@@ -56,6 +68,7 @@ class AdaptationMixin(ModelBase):
         >>> placed = model.sample(query)
         """
         check_mode("expr_to_pos", self.mode)
+        max_seconds = seconds_of(max_time)
         trained = self._make_sampler()
         if self.adata is None and self._dataset is None:
             raise ValueError("This model was loaded without data; load it with adata= to adapt it")
@@ -76,6 +89,7 @@ class AdaptationMixin(ModelBase):
                 augmentation=Augmentation(**training["arguments"]["augmentation"]),
                 n_steps=count_steps(self.trainings_),
                 seed=self._arguments["random_state"],
+                max_seconds=math.inf if max_seconds is None else max_seconds,
             )
             if second is not None and fitted.second is not None:
                 fitted = replace(fitted, second=replace(fitted.second, weights=weights_of(second)))

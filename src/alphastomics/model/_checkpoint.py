@@ -33,7 +33,7 @@ FORMAT, FORMAT_VERSION = "alphastomics-checkpoint", 5
 def describe(state: ModelState, layout: BatchLayout) -> dict[str, Any]:
     """The entry for the model in a checkpoint of its training."""
     config = json.dumps(state.to_json(), allow_nan=False)
-    sizes = {"context_size": layout.context_size, "micro_batch_size": layout.micro_batch_size}
+    sizes = {name: getattr(layout, name) for name in ("context_size", "batch_size", "micro_batch_size")}
     return {"format": FORMAT, "format_version": FORMAT_VERSION, "config": config, "contexts": sizes}
 
 

@@ -28,7 +28,7 @@ from alphastomics.sampling._cells import evenly_spaced_indices
 from alphastomics.sampling._held_out_score import score_held_out
 from alphastomics.train import ContextDataModule, ContextRunner, TrainingPlan
 from alphastomics.train.arguments import TrainingArguments, plan_arguments
-from alphastomics.train.defaults import default_augmentation
+from alphastomics.train.defaults import default_augmentation, default_batch_size
 from alphastomics.train.distributed.devices import device_of, preserve_algorithm_settings, resolve_precision
 from alphastomics.train.distributed.processes import check_group_size
 from alphastomics.train.memory.estimate import estimate_inference, estimate_training
@@ -83,7 +83,7 @@ class TrainingMixin(ModelBase):
         devices: int | list[int] | str = TrainerConfig.devices,
         strategy: str | Strategy = TrainerConfig.strategy,
         precision: str | int = TrainerConfig.precision,
-        batch_size: int = TrainingConfig.batch_size,
+        batch_size: int | None = TrainingConfig.batch_size,
         context_size: int | Literal["auto"] | None = TrainingConfig.context_size,
         train_size: float | None = TrainingConfig.train_size,
         validation_size: float | None = TrainingConfig.validation_size,
@@ -116,8 +116,8 @@ class TrainingMixin(ModelBase):
         batch_size, context_size
             Number of cells in a batch and in a context, whose cells attend to each other; a context has no more cells than a
             batch. ``context_size="auto"``: whole slices, or the longest contexts that fit into memory; if a context then has
-            more cells than ``batch_size``, a batch is one context. None: 512, or ``"auto"`` for a model that was made with
-            ``context=``.
+            more cells than ``batch_size``, a batch is one context. None: batches of 1,024 cells, or 2,048 on CUDA, and contexts of 512,
+            or ``"auto"`` for a model that was made with ``context=``.
         train_size, validation_size
             Fractions of the slices, of which one determines the other. Whole slices are held out for validation, none by default. The
             validation set of a dataset on disk is used unless a fraction is given.
@@ -236,7 +236,7 @@ class TrainingMixin(ModelBase):
     def estimate_memory(
         self,
         n_cells: int = DEFAULT_CONTEXT_SIZE,
-        batch_size: int = TrainingConfig.batch_size,
+        batch_size: int | None = TrainingConfig.batch_size,
         *,
         training: bool = True,
         precision: str | int = TrainerConfig.precision,
@@ -252,7 +252,8 @@ class TrainingMixin(ModelBase):
         n_cells
             Number of cells of a context.
         batch_size
-            Number of cells on the device at once in training: ``batch_size // n_cells`` contexts, at least one.
+            Number of cells on the device at once in training: ``batch_size // n_cells`` contexts, at least one. None: those of a batch
+            of :meth:`train`.
         training
             Whether to estimate a step of :meth:`train`; if not, a call of the network for one context in sampling, without gradients
             and in 32 bits. Of the other arguments, only `n_cells` and `accelerator` apply to sampling.
@@ -281,11 +282,12 @@ class TrainingMixin(ModelBase):
         --------
         >>> model.estimate_memory(n_cells=10_000, precision="32-true").peak / 2**30  # GiB
         """
+        device = device_of(accelerator)
+        batch_size = default_batch_size(device) if batch_size is None else batch_size
         if n_cells < 1 or batch_size < 1:
             raise ValueError(f"n_cells={n_cells} and batch_size={batch_size} must be at least 1 cell")
         check_names(plan_kwargs or {}, PlanConfig)
         check_group_size(context_parallel_size, context_parallel_size)
-        device = device_of(accelerator)
         common: dict[str, Any] = {"n_cells": n_cells, "device": estimated_device(device.type)}
         if not training:
             return estimate_inference(self.module.config, **common)

@@ -15,7 +15,7 @@ from sklearn.cluster import KMeans
 from alphastomics import _keys
 from alphastomics._labels import label_names
 from alphastomics._provenance import versions
-from alphastomics.config import DEFAULT_CONTEXT_SIZE, TrainingConfig
+from alphastomics.config import DEFAULT_BATCH_SIZE, DEFAULT_CONTEXT_SIZE, TrainingConfig
 from alphastomics.data._checks import expression_matrix
 from alphastomics.data._slices import slice_rows
 from alphastomics.metrics import rigid_align, subsample_cells
@@ -165,7 +165,7 @@ def _validation_batches(model: AlphaSTomics, query: AnnData, arguments: Mapping[
     for epoch in range(VALIDATION_CONTEXTS):
         dataset.set_epoch(epoch)
         contexts += [dataset[i] for i in range(min(len(dataset), VALIDATION_CONTEXTS - len(contexts)))]
-    per_batch = max(1, arguments.get("batch_size", TrainingConfig.batch_size) // size)
+    per_batch = max(1, (arguments.get("batch_size") or DEFAULT_BATCH_SIZE) // size)
     return [collate(contexts[i : i + per_batch]) for i in range(0, len(contexts), per_batch)]
 
 

@@ -187,7 +187,7 @@ def reconstruct(
             arguments["train"]["max_time"] = (1 - TIME_SHARE) * seconds
         trained.train(**arguments["train"])
     if adapt:
-        trained.adapt(cells, inpaint=config.inpaint)
+        trained.adapt(cells, inpaint=config.inpaint, max_time=None if seconds is None else TIME_SHARE * seconds)
     placed = trained._place(cells, config)
     if unknown is not None:
         placed = _of_all_cells(placed, rows, unknown, np.asarray(query.obsm[position], dtype=float))

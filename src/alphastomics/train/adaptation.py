@@ -9,7 +9,7 @@ with expression r and positions x of the reference, the expression q of the quer
 positions, an average over both networks (pseudo-labels; Lee 2013, ICML workshop on representation learning). In training, contexts of
 the query are changed at random by T as those of the reference are: they lack genes and counts, and differ in composition (noisy student;
 Xie et al. 2020, arXiv:1911.04252). The mean is then computed again, for another round. The second network, which only places cells, is
-trained for as many of the steps as place cells.
+trained for as many of the steps as place cells. A limit of time is divided among these trainings by their numbers of steps.
 
 The mean of uncertain positions is too small. The factor s restores the mean square radius of the reference, so that the network does
 not learn smaller positions in each round. Where positions of a slice are known, or all slices share a frame, s is 1. Positions of
@@ -24,7 +24,10 @@ train on, so networks with a short limit of time are not adapted.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,6 +36,7 @@ import torch
 from alphastomics.config import DEFAULT_CONTEXT_SIZE
 from alphastomics.data import ContextDataset
 from alphastomics.data._views import SourceView
+from alphastomics.train.defaults import default_batch_size
 from alphastomics.train.objective import Objective
 from alphastomics.train.short_training import train_for_steps
 from alphastomics.train.timesteps import PLACED
@@ -88,6 +92,7 @@ def adapt(
     augmentation: Augmentation,
     n_steps: int,
     seed: int,
+    max_seconds: float = math.inf,
 ) -> int:
     """Train a network further, on its reference and on a query at the positions that it predicts.
 
@@ -105,40 +110,52 @@ def adapt(
         What the network was trained to sample, and its diffusion process.
     plan, augmentation, n_steps, seed
         Settings of its training, its number of steps and its seed.
+    max_seconds
+        Longest time.
 
     Returns
     -------
     Number of steps of the network.
     """
-    n_round = max(1, round(min(PASSES * query.n_cells / DEFAULT_CONTEXT_SIZE, SHARE * n_steps / ROUNDS)))
-    logger.info("Adapting the network to %d cells of the query (%d steps).", query.n_cells, ROUNDS * n_round)
+    end = time.monotonic() + max_seconds
+    n_cells = default_batch_size(network.device) // 2  # of the reference in a step, and as many of the query
+    n_round = max(1, round(min(PASSES * query.n_cells / n_cells, SHARE * n_steps / ROUNDS)))
+    logger.info("Adapting the network to %d cells of the query (at most %d steps).", query.n_cells, ROUNDS * n_round)
     plan = replace(plan, lr=RATE * plan.lr)
     if not query.has_counts:
         augmentation = replace(augmentation, thinning=0.0)
     trained: list[tuple[Denoiser, Mode, int]] = [(network, mode, n_round)]
     if second is not None:
         trained.append((second, "expr_to_pos", max(1, round(PLACED[mode] * n_round))))
+    n_contexts = n_cells // DEFAULT_CONTEXT_SIZE
+    train = partial(_train, diffusion=diffusion, plan=plan, augmentation=augmentation, n_contexts=n_contexts)
+    n_done, n_left = 0, ROUNDS * sum(n for *_, n in trained)
     for number in range(SEED, SEED + ROUNDS):
         placed = placed_cells(query, predict())
         for module, purpose, n in trained:
-            _train(
-                module, [reference, placed], diffusion, plan, augmentation, mode=purpose, n_steps=n, seed=seed + number
-            )
-    return ROUNDS * n_round
+            seconds, n_left = (end - time.monotonic()) * n / n_left, n_left - n
+            if seconds > 0:
+                n_made = train(
+                    module, [reference, placed], mode=purpose, n_steps=n, max_seconds=seconds, seed=seed + number
+                )
+                n_done += n_made if module is network else 0
+    return n_done
 
 
 def _train(
     network: Denoiser,
     sources: Sequence[CellSource],
+    *,
     diffusion: Process,
     plan: PlanConfig,
     augmentation: Augmentation,
-    *,
     mode: Mode,
+    n_contexts: int,
     n_steps: int,
+    max_seconds: float,
     seed: int,
-) -> None:
-    """Train a network for some steps, on one context of each source in every step."""
+) -> int:
+    """Train a network for some steps, or for some time, on contexts of each source in every step."""
     schema = sources[0].schema
     objective = Objective(
         network,
@@ -160,4 +177,6 @@ def _train(
     ]
     with torch.random.fork_rng([network.device] if network.device.type == "cuda" else []):
         torch.manual_seed(seed)
-        train_for_steps(objective, datasets, plan, n_contexts=1, n_steps=n_steps)
+        return train_for_steps(
+            objective, datasets, plan, n_contexts=n_contexts, n_steps=n_steps, max_seconds=max_seconds
+        )

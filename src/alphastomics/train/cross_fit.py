@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from alphastomics.config import DEFAULT_CONTEXT_SIZE, TrainingConfig
+from alphastomics.config import DEFAULT_CONTEXT_SIZE
 from alphastomics.data import ContextDataset
 from alphastomics.data._views import SourceView
 from alphastomics.nn import Denoiser
@@ -120,6 +120,7 @@ def cross_fit(
     plan: PlanConfig,
     augmentation: Augmentation | None,
     score: Callable[[Denoiser, tuple[SliceCells, ...]], PlacementScores | None],
+    n_contexts: int,
     max_steps: int,
     max_seconds: float | None = None,
     seed: int,
@@ -141,6 +142,8 @@ def cross_fit(
         Random changes of the contexts of its training.
     score
         Scores of the placement of held-out cells by a network; None if they are too few.
+    n_contexts
+        Number of contexts in a batch.
     max_steps, max_seconds
         Largest number of steps, and longest time.
     seed
@@ -179,7 +182,7 @@ def cross_fit(
             objective,
             [dataset],
             plan,
-            n_contexts=TrainingConfig.batch_size // DEFAULT_CONTEXT_SIZE,
+            n_contexts=n_contexts,
             rate_factor=lambda step: learning_rate_factor(plan, step, 0.0),
         )
         logger.info("Fitting the length of the training on cells held out (up to %d steps).", max_steps)

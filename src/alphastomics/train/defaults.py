@@ -1,4 +1,4 @@
-"""Defaults by size and kind of the reference and by mode: steps, augmentation, deformation, dropout, experts, attention.
+"""Defaults by size and kind of the reference and by mode: steps, batches, augmentation, deformation, dropout, experts, attention.
 
 With few cells, a network can recognize each cell by its exact counts and memorize its position instead of learning what cells
 have in common. Gene dropout, thinning of counts and dropout of branches prevent this. Values other than
@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from alphastomics.config import DEFAULT_STEPS
+from alphastomics.config import CUDA_BATCH_SIZE, DEFAULT_BATCH_SIZE, DEFAULT_STEPS
 from alphastomics.data import Augmentation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
     from alphastomics.data import TissueSchema
     from alphastomics.diffusion import Mode
@@ -27,6 +29,11 @@ COMPOSITION = 5.0
 def default_steps(mode: Mode) -> int:
     """Largest number of optimizer steps; half as many suffice if all contexts are placed, instead of about half of them."""
     return DEFAULT_STEPS // 2 if mode == "expr_to_pos" else DEFAULT_STEPS
+
+
+def default_batch_size(device: torch.device) -> int:
+    """Number of cells in a batch of a training on a device."""
+    return CUDA_BATCH_SIZE if device.type == "cuda" else DEFAULT_BATCH_SIZE
 
 
 def default_augmentation(schema: TissueSchema, n_cells: int) -> Augmentation:

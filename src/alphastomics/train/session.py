@@ -22,7 +22,7 @@ from alphastomics.train.checkpoint import LastCheckpoint, checkpoint_path
 from alphastomics.train.cross_fit import SHARE, TIME_SHARE, cross_fit
 from alphastomics.train.curriculum import make_curriculum
 from alphastomics.train.datamodule import training_slices
-from alphastomics.train.defaults import default_augmentation, default_steps
+from alphastomics.train.defaults import default_augmentation, default_batch_size, default_steps
 from alphastomics.train.distributed.devices import (
     check_cublas_workspace,
     count_devices,
@@ -216,6 +216,8 @@ class TrainingSession:
         changed.
         """
         limits, kwargs, placed = self._step_limits(), self.trainer_kwargs, PLACED[self.mode]
+        # Processes cannot be forked after CUDA was initialized.
+        device = torch.device("cpu") if is_forked(kwargs["strategy"]) else self.device
         second = cross_fit(
             self.module,
             self.trained_source,
@@ -223,11 +225,11 @@ class TrainingSession:
             plan=PlanConfig(**{n: v for n, v in self.plan_arguments.items() if n in settings_of(PlanConfig)}),
             augmentation=self.datamodule.train_set.augmentation,
             score=score,
+            n_contexts=default_batch_size(device) // DEFAULT_CONTEXT_SIZE,
             max_steps=max(1, round(SHARE * placed * min([default_steps(self.mode), *limits]))),
             max_seconds=None if self.max_seconds is None else TIME_SHARE * self.max_seconds,
             seed=self.seed,
-            # Processes cannot be forked after CUDA was initialized.
-            device=torch.device("cpu") if is_forked(kwargs["strategy"]) else self.device,
+            device=device,
         )
         steps = second.sufficient_steps(placed)
         chosen = self.passed_kwargs["max_epochs"] is None and (kwargs.get("max_steps") or -1) < 0

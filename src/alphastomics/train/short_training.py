@@ -2,13 +2,15 @@ r"""A short training in one process, without Lightning: of a second network, or 
 
 .. math:: \theta \leftarrow \theta - \eta(n)\, \nabla_\theta \frac{1}{|S|} \sum_{s \in S} L_s(\theta), \qquad n = 1, \dots, N
 
-with the losses of the contexts of one or several sources s, by AdamW. The learning rate decreases with the share n / N of the
-steps.
+with the losses of the contexts of one or several sources s, by AdamW. The learning rate decreases with the share of the training that
+is done, of the steps, n / N, or of the time, whichever is larger.
 """
 
 from __future__ import annotations
 
-from itertools import count, islice
+import math
+import time
+from itertools import count
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -32,21 +34,39 @@ if TYPE_CHECKING:
 
 
 def train_for_steps(
-    objective: Objective, datasets: Sequence[ContextDataset], plan: PlanConfig, *, n_contexts: int, n_steps: int
-) -> None:
-    """Train the network of an objective, and leave it in evaluation mode."""
+    objective: Objective,
+    datasets: Sequence[ContextDataset],
+    plan: PlanConfig,
+    *,
+    n_contexts: int,
+    n_steps: int,
+    max_seconds: float = math.inf,
+) -> int:
+    """Train the network of an objective, leave it in evaluation mode, and return the number of steps.
+
+    The training ends after ``n_steps`` steps, or after the first step that ends later than ``max_seconds``.
+    """
+    started = time.monotonic()
+
+    def progress(step: int) -> float:
+        """Share of the training that is done after a number of steps, by steps or by time, whichever is larger."""
+        return min(1.0, max(step / n_steps, (time.monotonic() - started) / max_seconds))
+
+    n_done = 0
     steps = training_steps(
         objective,
         datasets,
         plan,
         n_contexts=n_contexts,
-        rate_factor=lambda step: learning_rate_factor(plan, step, step / n_steps),
+        rate_factor=lambda step: learning_rate_factor(plan, step, progress(step)),
     )
     try:
-        for _ in islice(steps, n_steps):
-            pass
+        for n_done in steps:
+            if progress(n_done) >= 1:
+                break
     finally:
         objective.module.eval()
+    return n_done
 
 
 def training_steps(

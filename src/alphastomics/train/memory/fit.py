@@ -27,6 +27,7 @@ import torch
 from alphastomics.nn import Denoiser, count_parameters
 from alphastomics.train.callbacks import GIB
 from alphastomics.train.datamodule import check_sizes
+from alphastomics.train.defaults import default_batch_size
 from alphastomics.train.distributed.devices import count_devices, device_of, resolve_precision, usable_memory
 from alphastomics.train.memory.estimate import MemoryEstimate, estimate_training
 
@@ -220,7 +221,7 @@ def fit_batch_layout(
     source: CellSource,
     *,
     context_size: int | Literal["auto"],
-    batch_size: int,
+    batch_size: int | None,
     micro_batch_size: int | None,
     budget: float | None,
     recompute: Recompute,
@@ -245,8 +246,8 @@ def fit_batch_layout(
     accumulate
         Whether gradients are accumulated over several batches.
     resumed
-        ``context_size`` and ``micro_batch_size`` of the training that is resumed. They are kept, because sums over batches
-        that are divided differently differ by rounding.
+        ``context_size``, ``batch_size`` and ``micro_batch_size`` of the training that is resumed. They are kept, because its position in
+        an epoch is a number of batches, and because sums over batches that are divided differently differ by rounding.
     **arguments
         Further arguments of :func:`~alphastomics.train.memory.estimate.estimate_training`.
 
@@ -257,6 +258,8 @@ def fit_batch_layout(
     """
     fitter = _make_fitter(config, budget, recompute, accelerator, devices, accumulate, arguments)
     largest = max(len(cells.rows) for cells in source.slices)
+    if batch_size is None:
+        batch_size = resumed.get("batch_size") or default_batch_size(device_of(accelerator, devices))
     if micro_batch_size is None:
         micro_batch_size = resumed.get("micro_batch_size")
     if context_size == "auto":
