@@ -17,7 +17,8 @@ chosen by its mean rank. Run as ``python -m benchmarks.unseen --model-dir DIR``,
 ``--seeds``; finished runs are kept.
 
 Published methods (``peers/``) run only when named, as in ``--methods tangram novosparc celery --seeds 0 --no-shifts``. Their runs are
-kept beside the others, in ``unseen_peers.json``, and count as baselines of the folds that they have finished.
+kept beside the others, in ``unseen_peers.json``, and count as baselines of the folds that they have finished. The version of the package
+in ``_earlier.py`` also runs only when named, with an ``--output`` of its own.
 """
 
 from __future__ import annotations
