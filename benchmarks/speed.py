@@ -1,7 +1,7 @@
-"""Time of a training step and of a placement by this version, by the commit of :mod:`benchmarks._earlier` and by LUNA (Yu et al. 2025), in alternation.
+"""Time of a training step and of a placement by this version, by an earlier one (``_earlier.py``) and by LUNA (Yu et al. 2025).
 
 A step has two contexts of 512 cells with 351 genes and the default network of each; the placement is that of a slice of 12,000 cells. Every
-measurement runs in a new process with one thread, one after the other, and ``ratios`` are medians over rounds of the time of this version
+measurement runs in a new process with one thread, in alternation, and ``ratios`` are medians over rounds of the time of this version
 relative to the others. Run as ``python -m benchmarks.speed --luna DIR``, where ``DIR`` has the released code of LUNA
 (https://github.com/mlbio-epfl/LUNA, commit 4ea29c1), whose requirements are installed beside the environments of the other methods.
 """
