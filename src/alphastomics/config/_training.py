@@ -28,10 +28,8 @@ Strategy = Literal[
     "ddp_notebook",
 ]
 DEFAULT_STEPS = 4000  # optimizer steps without max_epochs and max_time; half as many if all contexts are placed
-DEFAULT_BATCH_SIZE, CUDA_BATCH_SIZE = (
-    1024,
-    2048,
-)  # cells; the time of a small step on CUDA is that of launching its kernels
+DEFAULT_BATCH_SIZE = 1024  # cells
+CUDA_BATCH_SIZE = 2048  # on CUDA, where the time of a small step is that of launching its kernels
 DEFAULT_CONTEXT_SIZE = 512
 DEFAULT_VALIDATION_SIZE = 0.1  # with early stopping
 _GROWING = ("context_growth", *get_args(GrowthKind))
