@@ -17,7 +17,7 @@ import torch
 
 from alphastomics.data import Augmentation
 from alphastomics.model import AlphaSTomics
-from alphastomics.train.memory.fit import fits_in_memory
+from alphastomics.train.memory.layout import fits_in_memory
 from callbacks import Watch
 from small_models import GROWING
 
@@ -292,7 +292,7 @@ def test_automatic_contexts_choose_what_fits(small, make_model, monkeypatch):
 def test_little_memory_gives_short_contexts(small, make_model, monkeypatch):
     config, arguments = make_model(small).module.config, {"mode": "expr_to_pos"}
     assert fits_in_memory(config, 100, **arguments)
-    monkeypatch.setattr("alphastomics.train.memory.fit.usable_memory", lambda *_, **__: 1000)
+    monkeypatch.setattr("alphastomics.train.memory.layout.usable_memory", lambda *_, **__: 1000)
     assert not fits_in_memory(config, 100, **arguments)
 
 
@@ -300,7 +300,7 @@ def test_a_system_that_does_not_report_its_memory_requires_a_budget(small, make_
     def unknown(*_, **__):
         raise ValueError("the system does not report its memory")
 
-    monkeypatch.setattr("alphastomics.train.memory.fit.usable_memory", unknown)
+    monkeypatch.setattr("alphastomics.train.memory.layout.usable_memory", unknown)
     with pytest.raises(ValueError, match="memory_budget="):
         train_briefly(make_model(small))
 

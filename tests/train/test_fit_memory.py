@@ -13,9 +13,10 @@ from hypothesis import given, strategies as st
 
 from alphastomics.diffusion import MaskingConfig
 from alphastomics.nn import Denoiser, DenoiserConfig, count_parameters
-from alphastomics.train.memory import fit as fit_memory
+from alphastomics.train.memory import fit as fit_memory, layout as memory_layout
 from alphastomics.train.memory.estimate import MemoryEstimate, estimate_training
-from alphastomics.train.memory.fit import MemoryFitter, fits_in_memory, recomputed_blocks
+from alphastomics.train.memory.fit import MemoryFitter, recomputed_blocks
+from alphastomics.train.memory.layout import fit_batch_layout, fits_in_memory
 
 DEPTH = 6
 CONFIG = DenoiserConfig(n_genes=100, n_dims=2, n_layers=DEPTH)
@@ -83,7 +84,7 @@ def test_batches_are_larger_on_cuda(
     made: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, device: str, batch_size: int
 ) -> None:
     def layout(batch_size: int | None, resumed: dict[str, int]) -> tuple[int, int]:
-        fitted = fit_memory.fit_batch_layout(
+        fitted = fit_batch_layout(
             CONFIG,
             SimpleNamespace(slices=[SimpleNamespace(rows=range(5000))]),
             context_size=512,
@@ -98,8 +99,8 @@ def test_batches_are_larger_on_cuda(
         )
         return fitted.batch_size, fitted.micro_batch_size
 
-    monkeypatch.setattr(fit_memory, "device_of", lambda accelerator, devices: torch.device(device))
-    monkeypatch.setattr(fit_memory, "usable_memory", lambda device, limit, n_processes: limit)
+    monkeypatch.setattr(memory_layout, "device_of", lambda accelerator, devices: torch.device(device))
+    monkeypatch.setattr(memory_layout, "usable_memory", lambda device, limit, n_processes: limit)
     assert layout(None, {}) == (batch_size, batch_size)
     assert layout(600, {}) == (600, 600)
     assert layout(None, {"batch_size": 1536, "micro_batch_size": 512}) == (1536, 512)  # resumed on another device
@@ -152,8 +153,8 @@ def test_parameters_are_counted_without_memory(monkeypatch: pytest.MonkeyPatch) 
             super().__init__(config)
             made.append(self)
 
-    monkeypatch.setattr(fit_memory, "Denoiser", Recorded)
-    monkeypatch.setattr(fit_memory, "usable_memory", lambda *_, **__: 2**40)
+    monkeypatch.setattr(memory_layout, "Denoiser", Recorded)
+    monkeypatch.setattr(memory_layout, "usable_memory", lambda *_, **__: 2**40)
     state = torch.get_rng_state()
     assert fits_in_memory(CONFIG, 100, mode="expr_to_pos")
     assert torch.equal(torch.get_rng_state(), state)

@@ -17,14 +17,13 @@ from torch import Tensor, nn
 from alphastomics.diffusion import MaskingConfig
 from alphastomics.nn import DenoiserConfig
 from alphastomics.train.memory import estimate as memory
+from alphastomics.train.memory.counter import StorageCounter, fake_tensors
 from alphastomics.train.memory.estimate import (
     MemoryEstimate,
     Step,
-    StorageCounter,
     estimate_inference,
     estimate_step,
     estimate_training,
-    fake_tensors,
 )
 from alphastomics.train.memory.fit import MemoryFitter
 

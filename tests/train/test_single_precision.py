@@ -22,7 +22,7 @@ from alphastomics.model import AlphaSTomics
 from alphastomics.nn import DenoiserConfig
 from alphastomics.train.distributed.devices import resolve_precision
 from alphastomics.train.memory import estimate as memory
-from alphastomics.train.memory.estimate import StorageCounter, fake_tensors
+from alphastomics.train.memory.counter import StorageCounter, fake_tensors
 
 DEVICE = "meta"  # "mps" is invalid where PyTorch was built without it
 MARK = "came_to_the_processor"

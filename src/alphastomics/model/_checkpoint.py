@@ -23,7 +23,7 @@ from alphastomics.train.checkpoint import KEY, find_checkpoints, write
 if TYPE_CHECKING:
     from os import PathLike
 
-    from alphastomics.train.memory.fit import BatchLayout
+    from alphastomics.train.memory.layout import BatchLayout
 
 logger = logging.getLogger(__name__)
 

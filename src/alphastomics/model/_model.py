@@ -28,7 +28,7 @@ from alphastomics.nn import Denoiser, DenoiserConfig, count_parameters
 from alphastomics.sampling import FittedStatistics
 from alphastomics.train.defaults import advised_attention, advised_experts, default_dropout
 from alphastomics.train.distributed.devices import seeded_generators
-from alphastomics.train.memory.fit import fits_in_memory
+from alphastomics.train.memory.layout import fits_in_memory
 
 if TYPE_CHECKING:
     from os import PathLike

@@ -32,7 +32,8 @@ from alphastomics.train.defaults import default_augmentation, default_batch_size
 from alphastomics.train.distributed.devices import device_of, preserve_algorithm_settings, resolve_precision
 from alphastomics.train.distributed.processes import check_group_size
 from alphastomics.train.memory.estimate import estimate_inference, estimate_training
-from alphastomics.train.memory.fit import estimated_device, recomputed_blocks
+from alphastomics.train.memory.fit import recomputed_blocks
+from alphastomics.train.memory.layout import estimated_device
 from alphastomics.train.session import TrainingSession
 
 if TYPE_CHECKING:

@@ -35,10 +35,7 @@ from alphastomics.train.distributed.strategies import is_forked, resolve_strateg
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.memory.errors import free_traceback_frames, is_out_of_memory, out_of_memory_error
 from alphastomics.train.memory.estimate import estimate_training
-from alphastomics.train.memory.fit import (
-    estimated_device,
-    fit_batch_layout,
-)
+from alphastomics.train.memory.layout import estimated_device, fit_batch_layout
 from alphastomics.train.runner import seconds_of
 from alphastomics.train.timesteps import PLACED
 
@@ -55,7 +52,7 @@ if TYPE_CHECKING:
     from alphastomics.train.curriculum import LengthCurriculum
     from alphastomics.train.datamodule import ContextDataModule
     from alphastomics.train.memory.estimate import MemoryEstimate
-    from alphastomics.train.memory.fit import BatchLayout
+    from alphastomics.train.memory.layout import BatchLayout
     from alphastomics.train.plan import TrainingPlan
     from alphastomics.train.runner import ContextRunner
 
