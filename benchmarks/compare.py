@@ -105,7 +105,7 @@ def run(folds: Mapping[str, tuple[ad.AnnData, ad.AnnData]], options: argparse.Na
 def configurations(names: Sequence[str] | None) -> dict[str, Any]:
     """Configurations by name; by default those of the package and one with masking."""
     import alphastomics as asx
-    from alphastomics.tl._compare import CONFIGURATIONS
+    from alphastomics.tl._compare_configurations import CONFIGURATIONS
 
     known = CONFIGURATIONS | {MASKING: asx.tl.Configuration(model={"enable_masking": True})}
     return known if names is None else {name: known[name] for name in names}

@@ -13,7 +13,7 @@ from alphastomics.data import read_parquet, write_parquet
 from alphastomics.data._checks import check_measured
 from alphastomics.data._slices import slice_rows
 from alphastomics.pp import hide_positions
-from alphastomics.tl._compare import _splits
+from alphastomics.tl._compare_splits import make_splits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ def test_integers_stored_as_floats_have_the_names_of_integers(numbered: ad.AnnDa
         hidden = hide_positions(numbered, slices=chosen, copy=True)
         assert np.isnan(hidden.obsm["spatial"]).any(axis=1).sum() == 60
     arguments = {"setup": {"slice_key": "slice_id", "cell_type_key": None}, "init": {}}
-    assert _splits(numbered, None, [2.0], [0], arguments)[0].held_out == ("2",)
+    assert make_splits(numbered, None, [2.0], [0], arguments)[0].held_out == ("2",)
 
 
 def test_measured_genes_of_slices_stored_as_floats_are_found(numbered: ad.AnnData) -> None:

@@ -197,7 +197,7 @@ def special(
         f"{model}push_to_hub": {"organization": lambda: request.getfixturevalue("hub")},
         "pl._comparison.comparison": few,
         "pp._counts.restore_counts": {name: partial(logarithms, name) for name in ("reference", "query")},
-        "tl._compare.Configuration": few,
+        "tl._compare_configurations.Configuration": few,
         "tl._compare.compare": few,
         "tl._reconstruct.reconstruct": {"adata": lambda: request.getfixturevalue("half_known")},
     }

@@ -8,7 +8,7 @@ from sklearn.decomposition import PCA
 
 from alphastomics.data import AnnDataSource
 from alphastomics.model import AlphaSTomics
-from alphastomics.model._training import principal_components
+from alphastomics.model._components import principal_components
 
 
 def test_components_match_the_reference(reference, make_model):

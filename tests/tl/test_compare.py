@@ -21,7 +21,8 @@ from alphastomics.metrics import expression_scores, log1p_normalized, median_lib
 from alphastomics.model import AlphaSTomics
 from alphastomics.tl import Configuration
 from alphastomics.tl._compare_results import CURVE, make_tables
-from alphastomics.tl._compare_runs import PREDICTED, Scoring, Split, sample_expression
+from alphastomics.tl._compare_runs import PREDICTED, Scoring, sample_expression
+from alphastomics.tl._compare_splits import Split
 
 if TYPE_CHECKING:
     from pathlib import Path

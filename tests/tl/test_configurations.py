@@ -7,8 +7,8 @@ import pytest
 from alphastomics.model import AlphaSTomics
 from alphastomics.nn import Experts, ParameterCount, count_parameters
 from alphastomics.tl import Configuration
-from alphastomics.tl._compare import CONFIGURATIONS, choose_configurations, model_arguments
-from alphastomics.tl._compare_runs import Split
+from alphastomics.tl._compare_configurations import CONFIGURATIONS, choose_configurations, model_arguments
+from alphastomics.tl._compare_splits import Split
 from alphastomics.train import PlanConfig
 
 # Linear attention with one expert per cell is not a default; `gated_moe_4_top_1` has these experts on gated attention.

@@ -7,9 +7,6 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-from sklearn.decomposition import PCA
-
 from alphastomics._messages import hide_others
 from alphastomics._provenance import training_record
 from alphastomics.config import (
@@ -23,8 +20,8 @@ from alphastomics.config import (
 from alphastomics.config._setting import check_names, split_arguments
 from alphastomics.model import _checkpoint
 from alphastomics.model._base import ModelBase
+from alphastomics.model._components import principal_components
 from alphastomics.nn import Denoiser
-from alphastomics.sampling._cells import evenly_spaced_indices
 from alphastomics.sampling._held_out_score import score_held_out
 from alphastomics.train import ContextDataModule, ContextRunner, TrainingPlan
 from alphastomics.train.arguments import TrainingArguments, plan_arguments
@@ -42,7 +39,6 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from lightning.pytorch.strategies import Strategy
-    from numpy.typing import NDArray
 
     from alphastomics.data import CellSource, SliceCells
     from alphastomics.data.parquet._source import ParquetSource
@@ -52,7 +48,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LEAST_SPEARMAN = 0.1  # distance Spearman of held-out cells, below which a placement is not reliable
-COMPONENT_CELLS = 5_000  # sampled cells; more change the components by less than the difference between animals
 
 
 class TrainingMixin(ModelBase):
@@ -326,17 +321,3 @@ def _log_held_out(scores: Mapping[str, float]) -> None:
             "too short. Do not rely on the placement.",
             LEAST_SPEARMAN,
         )
-
-
-def principal_components(source: CellSource, n_components: int) -> NDArray[np.float32]:
-    r"""The first principal components (G, K), whose scores are added to every embedding of expression.
-
-    .. math:: V = \arg\max_{V^\top V = I} \operatorname{tr} V^\top C V
-
-    C (G, G) is the covariance of expression in network units, in which genes have similar variances. K is ``n_components`` or
-    the number of cells or genes, if smaller.
-    """
-    rows = np.sort(np.concatenate([cells.rows for cells in source.slices]))
-    expression = source.expression(rows[evenly_spaced_indices(len(rows), COMPONENT_CELLS)])
-    k = min(n_components, *expression.shape)
-    return PCA(k, random_state=0).fit(expression).components_.T.astype(np.float32)

@@ -2,7 +2,8 @@
 
 from alphastomics._provenance import Provenance, provenance
 from alphastomics.tl._agreement import modality_agreement
-from alphastomics.tl._compare import Configuration, compare
+from alphastomics.tl._compare import compare
+from alphastomics.tl._compare_configurations import Configuration
 from alphastomics.tl._evaluate import evaluate
 from alphastomics.tl._expression import expression_scores
 from alphastomics.tl._impute import impute

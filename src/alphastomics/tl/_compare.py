@@ -3,90 +3,36 @@
 from __future__ import annotations
 
 import logging
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from alphastomics import _keys
 from alphastomics._checks import check_seed
-from alphastomics._labels import label_name
 from alphastomics.config import PlanConfig, SetupConfig
 from alphastomics.config._comparison import ComparisonConfig, ComparisonMode
 from alphastomics.config._setting import check_names, documented
-from alphastomics.data._checks import check_in_memory, check_key, check_text
-from alphastomics.data._slices import resolve_slice_key, slice_rows
-from alphastomics.data._views import shallow_copy
+from alphastomics.data._checks import check_in_memory, check_text
+from alphastomics.tl._compare_configurations import Configuration, choose_configurations, model_arguments
 from alphastomics.tl._compare_results import RunFile, as_json, make_tables
-from alphastomics.tl._compare_runs import Run, Scoring, Split, baseline_runs
+from alphastomics.tl._compare_runs import Run, Scoring, baseline_runs
+from alphastomics.tl._compare_splits import Split, make_splits
 from alphastomics.tl._reconstruct import Arguments, sort_arguments
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from datetime import timedelta
     from os import PathLike
 
     import pandas as pd
     from anndata import AnnData
-    from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_SECONDS = 180.0
-HELD_OUT_SHARE = 0.2  # of the cells of a single slice
 # Arguments of training that do not change its result.
 IGNORED = {"callbacks", "default_root_dir", "enable_progress_bar", "logger", "num_workers"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Configuration:
-    """One row of a comparison: settings that differ from those that all rows share.
-
-    Parameters
-    ----------
-    model
-        Arguments of :class:`~alphastomics.model.AlphaSTomics`.
-    plan
-        Fields of :class:`~alphastomics.train.PlanConfig`.
-    match
-        Arguments of another model, in addition to those of `model`. The width of this model is then chosen so that its
-        number of parameters is as close to that of the other as the number of heads allows. None keeps the width.
-
-    Examples
-    --------
-    >>> wide = asx.tl.Configuration(model={"d_model": 256})
-    >>> asx.tl.compare(adata, configurations={"default": asx.tl.Configuration(), "wide": wide})
-    """
-
-    model: Mapping[str, Any] = field(default_factory=dict)
-    plan: Mapping[str, Any] = field(default_factory=dict)
-    match: Mapping[str, Any] | None = None
-
-
-LINEAR = {"attention": "linear"}
-
-
-def _experts(**changed: Any) -> dict[str, Any]:
-    return {"use_moe": True, **changed}
-
-
-CONFIGURATIONS: dict[str, Configuration] = {
-    "linear": Configuration(model=LINEAR),
-    "gated": Configuration(),
-    "linear_moe": Configuration(model=LINEAR | _experts()),
-    "gated_moe": Configuration(model=_experts()),
-    "gated_elementwise": Configuration(model={"gate_type": "elementwise"}),
-    "gated_no_qk_norm": Configuration(model={"use_qk_norm": False}),
-    "gated_moe_4_top_1": Configuration(model=_experts(moe_top_k=1)),
-    "gated_moe_8_top_2": Configuration(model=_experts(num_experts=8)),
-    "gated_moe_full": Configuration(model=_experts(expert_width="full")),
-    "gated_matched": Configuration(match=_experts(expert_width="full")),
-    "linear_high_lr": Configuration(model=LINEAR, plan={"lr": 3 * PlanConfig.lr}),
-}
-"""The default configurations of :func:`compare`."""
 
 
 @documented(ComparisonConfig)
@@ -190,7 +136,7 @@ def compare(
     scoring = Scoring(
         expression=mode == "any", n_samples=n_samples, n_steps=n_steps, max_cells=max_cells, cell_type_key=cell_type_key
     )
-    splits = _splits(adata, query, held_out, seeds, arguments)
+    splits = make_splits(adata, query, held_out, seeds, arguments)
     planned = _plan_runs(chosen, splits, arguments, scoring)
     finished = []
     for k, run in enumerate(planned, start=1):
@@ -206,24 +152,6 @@ def compare(
     tables = make_tables(finished)
     adata.uns[key_added] = tables
     return tables["summary"].copy()
-
-
-def choose_configurations(chosen: Mapping[str, Configuration] | Sequence[str] | None) -> dict[str, Configuration]:
-    """Configurations by name; names are looked up in :data:`CONFIGURATIONS`, all of which are chosen by None."""
-    if chosen is None:
-        return dict(CONFIGURATIONS)
-    names = [chosen] if isinstance(chosen, str) else list(chosen)
-    known = chosen if isinstance(chosen, Mapping) else CONFIGURATIONS
-    if unknown := [name for name in names if name not in known]:
-        listed = ", ".join(map(repr, CONFIGURATIONS))
-        raise KeyError(f"unknown configuration {', '.join(map(repr, unknown))}; choose configurations=… from {listed}")
-    if not names:
-        raise ValueError("configurations=… is empty; name at least one, or leave it out for the defaults")
-    if reserved := {"chance", "oracle"} & set(names):
-        raise ValueError(f"{', '.join(sorted(reserved))} is the name of a baseline; rename it in configurations=…")
-    if wrong := [name for name in names if not isinstance(known[name], Configuration)]:
-        raise TypeError(f"configurations=… has no Configuration for {wrong[0]!r}; use tl.Configuration(model={{…}})")
-    return {name: known[name] for name in names}
 
 
 def _shared_arguments(
@@ -250,73 +178,6 @@ def _shared_arguments(
         arguments["train"]["max_time"] = DEFAULT_SECONDS if max_time is None else seconds_of(max_time)
     arguments["train"] = {"accelerator": "auto", "devices": 1} | arguments["train"]
     return arguments
-
-
-def _splits(
-    adata: AnnData, query: AnnData | None, held_out: Any, seeds: Sequence[int], arguments: Arguments
-) -> dict[int, Split]:
-    """The split of each seed; seeds that hold out the same slices share one."""
-    if isinstance(held_out, Mapping) and (missing := [seed for seed in seeds if seed not in held_out]):
-        raise KeyError(f"held_out=… has no slices for seed {missing[0]}; add them")
-    made: dict[tuple[str, ...] | None, Split] = {}
-    splits = {}
-    for seed in seeds:
-        names = held_out[seed] if isinstance(held_out, Mapping) else held_out
-        if names is not None:
-            names = tuple(sorted(map(label_name, [names] if isinstance(names, str | Integral) else names)))
-        if names not in made:
-            made[names] = _split(adata, query, names, arguments)
-        splits[seed] = made[names]
-    return splits
-
-
-def _split(adata: AnnData, query: AnnData | None, chosen: tuple[str, ...] | None, arguments: Arguments) -> Split:
-    """The training cells, registered, and the held-out cells; those of `adata` and `query` are not changed."""
-    from alphastomics.data import AnnDataSource
-    from alphastomics.model import AlphaSTomics
-
-    slice_key = arguments["setup"]["slice_key"]
-    if query is not None:
-        if chosen is not None:
-            raise ValueError("pass query=… or held_out=…, not both")
-        label_key = arguments["setup"]["cell_type_key"]
-        if label_key is not None:
-            check_key("obs", query.obs, label_key, "cell_type_key")
-        names = tuple(name for name, _ in slice_rows(query, resolve_slice_key(query, slice_key)))
-        reference = adata
-    else:
-        rows, names = _held_out_rows(adata, chosen, slice_key)
-        reference, query = adata[~rows], adata[rows]
-    reference, query = shallow_copy(reference), shallow_copy(query)
-    AlphaSTomics.setup_anndata(reference, **arguments["setup"])
-    schema = AlphaSTomics(reference, **arguments["init"]).schema
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of the placement
-        AnnDataSource(query, schema, positions=True)
-    return Split(reference=reference, query=query, held_out=names, schema=schema)
-
-
-def _held_out_rows(
-    adata: AnnData, chosen: tuple[str, ...] | None, slice_key: str | None
-) -> tuple[NDArray[np.bool_], tuple[str, ...]]:
-    """Mask of the held-out cells, (n_cells,), and the names of their slices."""
-    groups = dict(slice_rows(adata, resolve_slice_key(adata, slice_key)))
-    mask = np.zeros(adata.n_obs, dtype=bool)
-    if len(groups) == 1 and chosen is None:
-        logger.warning(
-            "There is only one slice: a random %.0f %% of its cells is held out. Their neighbors are in the training set, so "
-            "scores are optimistic; only compare configurations with each other.", 100 * HELD_OUT_SHARE,
-        )  # fmt: skip
-        mask[np.random.default_rng(0).permutation(adata.n_obs)[: round(HELD_OUT_SHARE * adata.n_obs)]] = True
-        return mask, tuple(groups)
-    chosen = (next(reversed(groups)),) if chosen is None else chosen
-    if unknown := [name for name in chosen if name not in groups]:
-        listed = ", ".join(map(repr, groups))
-        raise KeyError(f"unknown slice {', '.join(map(repr, unknown))}; choose held_out=… from {listed}")
-    if not chosen or len(chosen) == len(groups):
-        raise ValueError("held_out=… must name at least one slice and leave at least one for training")
-    mask[np.concatenate([groups[name] for name in chosen])] = True
-    return mask, chosen
 
 
 def _plan_runs(
@@ -353,17 +214,3 @@ def _plan_runs(
             train = common | {"plan_kwargs": full}
             runs.append(Run(name=name, seed=seed, split=split, model=model, train=train, settings=settings))
     return runs
-
-
-def model_arguments(split: Split, common: Mapping[str, Any], configuration: Configuration) -> dict[str, Any]:
-    """All arguments of the model of a configuration; its width may follow from ``match``."""
-    from alphastomics.model import AlphaSTomics
-    from alphastomics.nn import count_parameters, matched_width
-
-    arguments = {**common, **configuration.model}
-    model = AlphaSTomics(split.reference, **arguments)
-    if configuration.match is not None:
-        other = AlphaSTomics(split.reference, **{**arguments, **configuration.match})
-        width = matched_width(model.module.config, count_parameters(other.module).total)
-        model = AlphaSTomics(split.reference, **{**arguments, "d_model": width})
-    return dict(model.init_params_["non_kwargs"])

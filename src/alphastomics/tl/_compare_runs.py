@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-import scipy.sparse as sp
 from sklearn.cluster import KMeans
 
 from alphastomics import _keys
-from alphastomics._labels import label_names
 from alphastomics._provenance import versions
 from alphastomics.config import DEFAULT_BATCH_SIZE, DEFAULT_CONTEXT_SIZE, TrainingConfig
 from alphastomics.data._checks import expression_matrix
@@ -34,6 +30,7 @@ if TYPE_CHECKING:
 
     from alphastomics.data import Batch, Context, TissueSchema
     from alphastomics.model import AlphaSTomics
+    from alphastomics.tl._compare_splits import Split
     from alphastomics.train import TrainingRecorder
 
     Scores = dict[str, dict[str, float]]  # scores by slice
@@ -41,32 +38,6 @@ if TYPE_CHECKING:
 PREDICTED, CLUSTERS = "_predicted", "_clusters"
 KMEANS_STARTS = 10
 VALIDATION_CONTEXTS = 8
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Split:
-    """Training cells (registered), held-out cells, names of the held-out slices, and the schema of the training cells."""
-
-    reference: AnnData
-    query: AnnData
-    held_out: tuple[str, ...]
-    schema: TissueSchema
-
-    def hash(self) -> str:
-        """The first 16 digits of the SHA-256 of what a model reads: expression, genes, positions, and columns of ``obs``."""
-        digest, schema = hashlib.sha256(), self.schema
-        for adata in (self.reference, self.query):
-            matrix: Any = expression_matrix(adata, schema.layer)
-            if sp.issparse(matrix):
-                matrix = sp.csr_matrix(matrix)
-            arrays = [matrix.indptr, matrix.indices, matrix.data] if sp.issparse(matrix) else [matrix]
-            for array in [*arrays, np.asarray(adata.obsm[schema.position_key])]:
-                digest.update(str((array.shape, array.dtype)).encode())
-                digest.update(np.ascontiguousarray(array).tobytes())
-            keys = (schema.slice_key, schema.cell_type_key, schema.sequence_key)
-            columns = [map(str, label_names(adata.obs[key])) for key in keys if key in adata.obs]
-            digest.update("\n".join(chain(map(str, adata.var_names), *columns)).encode())
-        return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from alphastomics._io._errors import describe_error
 
 if TYPE_CHECKING:
     from alphastomics.train.memory.estimate import MemoryEstimate
-    from alphastomics.train.memory.fit import BatchLayout
+    from alphastomics.train.memory.layout import BatchLayout
 
 MESSAGES = ("out of memory", "outofmemoryerror", "can't allocate memory", "not enough memory")  # of PyTorch
 

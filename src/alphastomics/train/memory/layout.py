@@ -74,10 +74,12 @@ def fit_batch_layout(
     ValueError
         If one context does not fit, or an argument is out of range.
     """
-    fitter = _make_fitter(config, budget, recompute, accelerator, devices, accumulate, arguments)
+    device = device_of(accelerator, devices)
+    n_processes = count_devices(accelerator, devices)
+    fitter = _make_fitter(config, device, n_processes, budget, recompute, accumulate, arguments)
     largest = max(len(cells.rows) for cells in source.slices)
     if batch_size is None:
-        batch_size = resumed.get("batch_size") or default_batch_size(device_of(accelerator, devices))
+        batch_size = resumed.get("batch_size") or default_batch_size(device)
     if micro_batch_size is None:
         micro_batch_size = resumed.get("micro_batch_size")
     if context_size == "auto":
@@ -105,24 +107,23 @@ def fit_batch_layout(
 
 def fits_in_memory(config: DenoiserConfig, n_cells: int, **arguments: Any) -> bool:
     """Whether a training step with one context of ``n_cells`` cells fits into the free memory, if needed with recompute."""
-    arguments = {"precision": resolve_precision("auto", device_of()), **arguments}
-    return _make_fitter(config, None, "auto", "auto", "auto", False, arguments).fits(n_cells)
+    device = device_of()
+    arguments = {"precision": resolve_precision("auto", device), **arguments}
+    return _make_fitter(config, device, count_devices("auto", "auto"), None, "auto", False, arguments).fits(n_cells)
 
 
 def _make_fitter(
     config: DenoiserConfig,
+    device: torch.device,
+    n_processes: int,
     budget: float | None,
     recompute: Recompute,
-    accelerator: str,
-    devices: int | list[int] | str,
     accumulate: bool,
     arguments: Mapping[str, Any],
 ) -> MemoryFitter:
-    device = device_of(accelerator, devices)
     limit = None if budget is None else round(budget * GIB)
     if limit is not None and limit < 1:
         raise ValueError(f"memory_budget={budget} is in GiB and must be positive")
-    n_processes = count_devices(accelerator, devices)
     try:
         available = usable_memory(device, limit, n_processes=n_processes)
     except ValueError as error:
