@@ -9,6 +9,8 @@ from hypothesis import given, settings, strategies as st
 
 from alphastomics.sampling._layout import (
     N_CELLS,
+    _compare,
+    _search,
     _width,
     attraction_gradient,
     refine_layout,
@@ -142,3 +144,25 @@ def test_weights_leave_other_cells_in_the_layout_without_over_represented_cells(
         return float((refined[tenth[query]] - expected).square().sum(1).mean())
 
     assert error(torch.where(left, 0.1, 1.0)[query]) < 0.5 * error(None)
+
+
+@pytest.mark.slow  # the search is compiled
+def test_the_search_finds_the_nearest_cells_of_the_embedding(folded):
+    feature = folded[2].clone()
+    feature[:20] = feature[0]  # more cells than are searched have the same embedding
+    found, similarity = _search(feature, 10)
+    wanted, expected = _compare(feature, 10)
+    assert found.shape == similarity.shape == (600, 10)
+    assert not (found == torch.arange(600)[:, None]).any()
+    torch.testing.assert_close(similarity, (feature[:, None] * feature[found]).sum(-1), atol=1e-5, rtol=0)
+    assert (similarity >= expected - 1e-5).float().mean() > 0.99
+    assert torch.equal(found[:, 0][20:], wanted[:, 0][20:])
+
+
+@pytest.mark.slow
+def test_a_large_slice_is_searched(folded, monkeypatch):
+    true, mean, feature = folded
+    compared = refine_layout(mean, feature, generator())
+    monkeypatch.setattr("alphastomics.sampling._layout.N_COMPARED", 599)
+    monkeypatch.delattr("alphastomics.sampling._layout._compare")
+    torch.testing.assert_close(refine_layout(mean, feature, generator()), compared, atol=0.05, rtol=0)

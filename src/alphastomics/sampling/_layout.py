@@ -9,7 +9,7 @@ r"""Positions that agree with the conditional mean and with the neighborhood emb
 
 In the conditional mean :math:`\hat x` a cell that may lie in two places lies between them, near unrelated cells. The unit
 vectors :math:`f` of the neighborhood embedding separate the two places; :math:`\mathcal N_i` are the K cells nearest to i in
-the embedding. The first term is the objective of t-SNE (van der Maaten & Hinton 2008), as in
+the embedding, or nearly all of them in a large slice. The first term is the objective of t-SNE (van der Maaten & Hinton 2008), as in
 :func:`alphastomics.diffusion.losses.by_positions`; the second is that of a normal density about the conditional mean. Its variance is
 constant, times the share that kriging does not explain where positions are known (:mod:`alphastomics.sampling._kriging`). The width w is
 constant, and larger in slices of few cells, where it grows as the distance between cells. Cells of states that are over-represented in the
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from alphastomics.diffusion.losses import TEMPERATURE
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 N_NEIGHBORS = 40
+N_COMPARED = 65_536  # cells on a CPU, above which the search is faster, although it is compiled for half a minute
 WIDTH, N_CELLS = 0.05, 5000  # w of slices of that many cells or more, in model units per square root of dimension
 VARIANCE = 0.5  # sigma^2 where no positions are known, in squared model units
 LEAST = 1e-3  # unexplained share: known positions may be predicted without an error
@@ -96,11 +98,30 @@ def repulsion_gradient(y: Tensor, rows: Tensor, weight: Tensor, squared_width: f
 
 def _embedding_neighbors(feature: Tensor, weight: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k cells nearest in the embedding and their p, both (N, k)."""
-    neighbors, shares = [], []
+    search = _search if feature.device.type == "cpu" and len(feature) > N_COMPARED else _compare
+    neighbors, similarity = search(feature, k)
+    return neighbors, (similarity / TEMPERATURE + weight[neighbors].log()).softmax(1)
+
+
+def _compare(feature: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k nearest of all other cells, and their inner products with the cell, both (N, k)."""
+    neighbors, similarities = [], []
     for start in range(0, len(feature), ROWS):
         similarity = feature[start : start + ROWS] @ feature.T
         similarity.diagonal(start).fill_(-torch.inf)  # the cell itself
         value, index = similarity.topk(k, dim=1)
         neighbors.append(index)
-        shares.append((value / TEMPERATURE + weight[index].log()).softmax(1))
-    return torch.cat(neighbors), torch.cat(shares)
+        similarities.append(value)
+    return torch.cat(neighbors), torch.cat(similarities)
+
+
+def _search(feature: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """As :func:`_compare`, by nearest-neighbor descent, which misses few of the nearest cells (Dong et al. 2011)."""
+    from pynndescent import NNDescent
+
+    index, distance = NNDescent(feature.numpy(), n_neighbors=k + 1, random_state=0).neighbor_graph
+    others = index != np.arange(len(index))[:, None]
+    others[others.all(1), -1] = False  # the cell itself is not found if others are equal to it
+    shape = (len(index), k)
+    similarity = 1 - np.square(distance[others]).reshape(shape) / 2  # of unit vectors
+    return torch.from_numpy(index[others].reshape(shape)).long(), torch.from_numpy(similarity)
