@@ -34,7 +34,9 @@ WIDTH, N_CELLS = 0.05, 5000  # w of slices of that many cells or more, in model 
 VARIANCE = 0.5  # sigma^2 where no positions are known, in squared model units
 LEAST = 1e-3  # unexplained share: known positions may be predicted without an error
 N_ITERATIONS, RATE = 60, 0.03
-ROWS = 1024  # rows of the pair matrix that are in memory at once, and whose normalizer an iteration computes
+ROWS = 1024  # rows of the matrix of pairs that are compared at once, or whose normalizer an iteration computes
+PAIRS = 2**21  # of them in memory at once in an iteration on a CPU, whose cache is small
+FEWEST_ROWS = 8  # in memory at once
 
 
 def refine_layout(
@@ -86,12 +88,20 @@ def attraction_gradient(y: Tensor, neighbors: Tensor, p: Tensor, weight: Tensor,
 
 def repulsion_gradient(y: Tensor, rows: Tensor, weight: Tensor, squared_width: float) -> Tensor:
     r"""Gradient (N, D) of the mean of :math:`\log \sum_{k \ne i} a_k\, (1 + \lVert y_i - y_k \rVert^2 / w^2)^{-1}` over rows i, weighted by a."""
+    at_once = max(FEWEST_ROWS, PAIRS // len(y)) if y.device.type == "cpu" else len(rows)
+    gradient = torch.zeros_like(y)
+    for part in rows.split(at_once):
+        gradient += _repulsion_of(y, part, weight, squared_width)
+    return gradient / weight[rows].sum()
+
+
+def _repulsion_of(y: Tensor, rows: Tensor, weight: Tensor, squared_width: float) -> Tensor:
+    """Gradient (N, D) of the sum over rows."""
     chosen, row_weight = y[rows], weight[rows]
     squared = chosen.square().sum(1)[:, None] + y.square().sum(1) - 2 * chosen @ y.T
     kernel = (1 + squared.clamp_min_(0) / squared_width).reciprocal_()
     total = kernel @ weight - row_weight  # less the cell itself
-    factor = -2 / squared_width * row_weight / row_weight.sum() / total
-    force = kernel.square_().mul_(factor[:, None])
+    force = kernel.square_().mul_((-2 / squared_width * row_weight / total)[:, None])
     gradient = weight[:, None] * (force.sum(0)[:, None] * y - force.T @ chosen)
     return gradient.index_add_(0, rows, (force @ weight)[:, None] * chosen - force @ (weight[:, None] * y))
 
