@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 N_NEIGHBORS = 40
-N_COMPARED = 65_536  # cells on a CPU, above which the search is faster, although it is compiled for half a minute
+N_COMPARED = 65_536  # cells on a CPU, above which the search is faster, although it is compiled first
 WIDTH, N_CELLS = 0.05, 5000  # w of slices of that many cells or more, in model units per square root of dimension
 VARIANCE = 0.5  # sigma^2 where no positions are known, in squared model units
 LEAST = 1e-3  # unexplained share: known positions may be predicted without an error
 N_ITERATIONS, RATE = 60, 0.03
 ROWS = 1024  # rows of the matrix of pairs that are compared at once, or whose normalizer an iteration computes
-PAIRS = 2**21  # of them in memory at once in an iteration on a CPU, whose cache is small
-FEWEST_ROWS = 8  # in memory at once
+PAIRS = 2**21  # pairs in memory at once in an iteration on a CPU, whose cache is small
+FEWEST_ROWS = 8  # rows of pairs in memory at once, even if they have more pairs
 
 
 def refine_layout(
