@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+if "numba" in sys.modules:  # imported by a plugin
+    sys.modules["numba"].config.reload_config()
 
 import numpy as np
 import pytest

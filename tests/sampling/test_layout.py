@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from unittest import mock
 
 import pytest
@@ -160,6 +163,20 @@ def test_the_search_finds_the_nearest_cells_of_the_embedding(folded):
     torch.testing.assert_close(similarity, (feature[:, None] * feature[found]).sum(-1), atol=1e-5, rtol=0)
     assert (similarity >= expected - 1e-5).float().mean() > 0.99
     assert torch.equal(found[:, 0][20:], wanted[:, 0][20:])
+
+
+@pytest.mark.slow
+def test_the_search_keeps_the_number_of_threads():
+    code = """
+import torch
+from alphastomics.sampling._layout import _search
+
+torch.set_num_threads(1)
+_search(torch.nn.functional.normalize(torch.randn(3000, 16), dim=1), 10)
+assert torch.get_num_threads() == 1
+"""
+    environment = {**os.environ, "NUMBA_NUM_THREADS": "2"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)
 
 
 @pytest.mark.slow

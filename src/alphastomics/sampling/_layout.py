@@ -129,7 +129,9 @@ def _search(feature: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """As :func:`_compare`, by nearest-neighbor descent, which misses few of the nearest cells (Dong et al. 2011)."""
     from pynndescent import NNDescent
 
+    n_threads = torch.get_num_threads()
     index, distance = NNDescent(feature.numpy(), n_neighbors=k + 1, random_state=0).neighbor_graph
+    torch.set_num_threads(n_threads)  # Numba gives its own number to PyTorch
     others = index != np.arange(len(index))[:, None]
     others[others.all(1), -1] = False  # the cell itself is not found if others are equal to it
     shape = (len(index), k)
